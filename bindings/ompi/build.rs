@@ -1,10 +1,10 @@
-//! Compiles the shim against the headers of Open MPI: those of the folder in `OMPI_INCLUDE`, else
+//! Compiles the shim against the headers of Open MPI: those in the folder `OMPI_INCLUDE`, or else
 //! those of `mpicc`. The version in these headers is the one that the component is for.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Release series whose interfaces the shim knows, and the version of their BTL interface.
+/// Release series that the shim supports, and the version of their BTL interface.
 const SERIES: [(u32, u32, [u32; 3]); 3] = [(4, 1, [3, 1, 0]), (5, 0, [3, 3, 0]), (6, 0, [3, 3, 0])];
 
 fn main() {
@@ -49,10 +49,10 @@ fn build() -> Result<(), String> {
         println!("cargo:rustc-env=OMPI_{name}={value}");
     }
     // In programs that load MPI without making its symbols global, such as Python, the component
-    // finds those of Open MPI only in libraries that it names itself.
+    // finds Open MPI's symbols only in libraries that it is linked to.
     let library = library(&include).ok_or_else(|| {
         format!(
-            "no libopen-pal.so beside the headers in {}",
+            "no libopen-pal.so next to the headers in {}",
             include.display()
         )
     })?;
@@ -71,7 +71,7 @@ fn compile(include: &Path, major: u32) -> Result<(), String> {
             "no headers of PMIx: apt install libpmix-dev, or set PMIX_INCLUDE to the folder with \
              pmix.h",
         )?;
-        // After all others: the installed headers have precedence.
+        // Searched after all others: installed headers have precedence.
         shim.flag("-idirafter").flag(pmix.display().to_string());
         shim.flag("-idirafter").flag("shim/threads");
     }
@@ -97,7 +97,7 @@ fn include() -> Option<PathBuf> {
 }
 
 /// Returns Open MPI's library of portable functions, in the installation that `include` belongs to.
-/// Its whole path is linked: other libraries must not be taken from that folder.
+/// It is linked by its whole path, so that no other library is taken from its folder.
 fn library(include: &Path) -> Option<PathBuf> {
     // Debian: LIBRARIES/openmpi/include and LIBRARIES; otherwise PREFIX/include and PREFIX/lib.
     let beside = include.parent()?;
@@ -116,7 +116,7 @@ fn pmix(include: &Path) -> Option<PathBuf> {
     if let Some(dir) = std::env::var_os("PMIX_INCLUDE") {
         return Some(PathBuf::from(dir)).filter(has);
     }
-    // Open MPI may bring its own PMIx. Debian's is in LIBRARIES/pmix2/include, beside
+    // Open MPI may include its own PMIx. Debian's is in LIBRARIES/pmix2/include, next to
     // LIBRARIES/openmpi/include.
     let mut dirs = vec![include.to_owned(), include.join("openmpi")];
     let libraries = include.parent().and_then(Path::parent);
@@ -135,7 +135,7 @@ fn words_of(command: &mut Command) -> Vec<String> {
     text.split_whitespace().map(str::to_owned).collect()
 }
 
-/// Returns the number that a header defines.
+/// Returns the number that a header defines for a name.
 fn defined(header: &str, name: &str) -> Option<u32> {
     header.lines().find_map(|line| {
         let mut words = line.split_whitespace();

@@ -1,4 +1,5 @@
-//! Cost of the transport beside plain streams, and of idle peers, as ratios of alternating rounds.
+//! Cost of the transport compared with plain streams, and of idle peers, as ratios of alternating
+//! rounds.
 //!
 //! ```text
 //! esplab up --name two --nodes 2
@@ -338,7 +339,7 @@ fn run() -> Outcome<()> {
         idle[1].push(empty(&mut ours.0));
     }
     let peers = crowd.len() + 1;
-    println!("{ROUNDS} alternating rounds; the machine may have been busy, look at the ratios:");
+    println!("{ROUNDS} alternating rounds; the machine may have been busy, so compare the ratios:");
     compare(
         "8 B one way, transport / plain stream",
         "µs",

@@ -32,7 +32,7 @@ pub const MAX_INTERFACES: usize = 11;
 /// Maximum length of an interface's name in bytes (Linux: IFNAMSIZ − 1).
 pub const MAX_NAME: usize = 15;
 const MAGIC: [u8; 4] = *b"EBTL";
-/// In the place of the number of keys: whether there are any is not known.
+/// Value in place of the number of keys if it is unknown whether there are any.
 const UNKNOWN_KEYS: u8 = 255;
 
 /// A decoded address.
@@ -51,7 +51,7 @@ pub struct EthAddress {
     /// Public names of the keys that protect its packets ([`esp_client::Protection::key_ids`]).
     /// `None`: not known, as over raw Ethernet, where they are those of the daemon.
     pub keys: Option<Vec<KeyId>>,
-    /// Interfaces at which it is reachable.
+    /// Interfaces through which it is reachable.
     pub interfaces: Vec<AddressInterface>,
 }
 
@@ -66,8 +66,8 @@ pub struct AddressInterface {
     pub name: String,
 }
 
-/// Returns the hash of a job's key (FNV-1a, 128 bits). Like the keys of the wire format it
-/// separates jobs by accident, not against attackers.
+/// Returns the hash of a job's key (FNV-1a, 128 bits). Like the keys of the wire format, it
+/// separates jobs that meet by accident; it does not stop attackers.
 pub fn job_hash(job: &[u8]) -> [u8; 16] {
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
     let mut hash: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
@@ -123,12 +123,12 @@ impl EthAddress {
         let mut rest = Fields(bytes);
         let (magic, version) = (rest.array(), rest.array());
         let (Some(MAGIC), Some([version])) = (magic, version) else {
-            return Err("its address is not one of an Ethernet transport".into());
+            return Err("its address is not that of an Ethernet transport".into());
         };
         if version != VERSION {
             return Err(format!(
-                "its address has version {version}, this one {VERSION}: install the same version \
-                 on both nodes"
+                "its address has version {version}, that of this process {VERSION}: install the \
+                 same version on both nodes"
             ));
         }
         let address = Self::decode_fields(&mut rest).ok_or("it is truncated");
@@ -290,7 +290,7 @@ mod tests {
     #[test]
     fn wrong_fields_are_named() {
         for (at, to, part) in [
-            (0, b'X', "not one of an Ethernet transport"),
+            (0, b'X', "not that of an Ethernet transport"),
             (4, 9, "version 9"),
             (5, 0, "no interface"),
             (7, 0, "port is below 1024"),

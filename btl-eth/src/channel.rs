@@ -36,7 +36,7 @@ impl Channel {
         self.stream.slot()
     }
 
-    /// Returns whether both rings hold messages of this length.
+    /// Returns whether both rings can hold messages of this length.
     pub(crate) fn holds(&self, max_send: usize) -> bool {
         let (tx, rx) = self.stream.ring_sizes();
         tx.min(rx) >= HEAD + max_send + RESERVE
@@ -103,16 +103,16 @@ pub(crate) struct SetupError {
     pub(crate) retry: Retry,
 }
 
-/// Whether another attempt to set up a connection may succeed.
+/// Whether to make further attempts to set up a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retry {
-    /// It does not.
+    /// None.
     No,
-    /// A few times.
+    /// A few attempts.
     Soon,
-    /// A few times, though the peer's port is closed.
+    /// A few attempts, although the peer's port is closed.
     Closed,
-    /// The peer did not answer. It may be stopped or overloaded: until the peer timeout.
+    /// Attempts until the peer timeout: the peer did not answer, but may be stopped or overloaded.
     Silent,
 }
 
@@ -147,10 +147,11 @@ impl SetupError {
                 };
                 (PeerError::Lost(what), Retry::Silent)
             }
-            // Its port was open when it made its address.
+            // Its port was open when it created its address.
             Some(EspError::Refused(peer)) => {
-                let what =
-                    format!("{peer} is not open any more: its process ended or left the job");
+                let what = format!(
+                    "nothing listens at {peer} any more: its process ended or left the job"
+                );
                 (PeerError::Lost(what), Retry::Closed)
             }
             _ => (PeerError::Lost(error.to_string()), Retry::Soon),
@@ -159,7 +160,7 @@ impl SetupError {
     }
 }
 
-/// Returns what the end of an established stream says of the peer.
+/// Returns the failure of the peer that the end of an established stream indicates.
 pub(crate) fn established_error(error: &io::Error) -> PeerError {
     match EspError::of(error) {
         Some(EspError::PeerDied { .. }) => PeerError::Died,

@@ -1,4 +1,4 @@
-//! Configuration of the transport, and the errors of making it.
+//! Configuration of the transport, and errors of its creation.
 
 use std::ffi::OsStr;
 use std::io;
@@ -11,16 +11,18 @@ use esp_client::{Client, EdpSocket, EspError, KEY_VARIABLE, NodeAddr, Path, Prot
 use crate::channel::RESERVE;
 use crate::record::HEAD;
 
-/// Environment variable with the number of connections of a process above which it ends one.
+/// Environment variable with the maximum number of connections of a process, above which it ends
+/// one.
 pub const CONNECTIONS_VARIABLE: &str = "ESP_CONNECTIONS";
 const DEFAULT_CONNECTIONS: usize = 256;
 
 /// Carrier of the packets of a transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Carrier {
-    /// Raw Ethernet, by the node's daemon and its leases.
+    /// Raw Ethernet, through the node's daemon and its leases.
     Raw,
-    /// UDP, by sockets of this program. Needs neither a daemon nor a privilege, and passes routers.
+    /// UDP, through sockets of this program. Needs neither a daemon nor a privilege, and passes
+    /// routers.
     Udp,
 }
 
@@ -33,13 +35,14 @@ pub struct EthConfig {
     pub size: u32,
     /// Key of the job. Peers with another key are refused.
     pub job: Vec<u8>,
-    /// Identity of an open transport ([`btl::PendingPeers`]), which peers know it by instead of a
-    /// rank; `job` is then the key of all that may reach each other. Default: none.
+    /// Identity of an open transport ([`btl::PendingPeers`]), by which peers know it instead of by
+    /// a rank; `job` is then the key shared by all transports that may reach each other. Default:
+    /// none.
     pub identity: Option<u64>,
     /// Carrier of the packets. Default: raw Ethernet.
     pub carrier: Carrier,
-    /// Protection of packets over UDP; peers need a key in common. By raw Ethernet, whose packets
-    /// have the protection of the daemon, a transport with keys cannot be made. Default, `None`:
+    /// Protection of packets over UDP; peers need a key in common. Packets over raw Ethernet have
+    /// the protection of the daemon, so a transport over it cannot have keys. Default, `None`:
     /// [`Protection::from_environment`].
     pub protection: Option<Protection>,
     /// Socket of the node's daemon, for raw Ethernet. Default: `ESP_SOCKET`, else the daemon's
@@ -48,7 +51,7 @@ pub struct EthConfig {
     /// Names of interfaces to use; `eth*` is a prefix. Default: empty, which selects all interfaces
     /// of the daemon, or over UDP those of the node.
     pub include: Vec<String>,
-    /// Names of interfaces not to use, also with prefixes. Overrides `include`.
+    /// Names of interfaces not to use, or prefixes as in `include`, which this overrides.
     pub exclude: Vec<String>,
     /// Path of messages through this node. Default: `ESP_PATH`, else [`Path::Auto`].
     pub path: Path,
@@ -58,8 +61,8 @@ pub struct EthConfig {
     /// Maximum length of a message, header and body, in bytes. Default: a header and 64 KiB. At
     /// most a quarter of a ring is used, so that several messages fit.
     pub max_send: usize,
-    /// Number of connections above which the one that was not used for the longest time is ended,
-    /// at least 1. Default, `None`: `ESP_CONNECTIONS`, else 256.
+    /// Number of connections above which the least recently used one is ended, at least 1. Default,
+    /// `None`: `ESP_CONNECTIONS`, else 256.
     pub max_connections: Option<usize>,
 }
 
@@ -92,7 +95,7 @@ impl EthConfig {
         }
     }
 
-    /// Returns the names of the interfaces that a transport would use, for owners that make one
+    /// Returns the names of the interfaces that a transport would use, for owners that create one
     /// transport for each.
     ///
     /// # Errors
@@ -158,9 +161,9 @@ impl EthConfig {
         (self.include.is_empty() || listed(&self.include)) && !listed(&self.exclude)
     }
 
-    /// Returns the daemon's interfaces that are selected and up. UDP through the daemon is left out
-    /// if raw Ethernet is leased: it would take the long messages, for its bandwidth, although UDP
-    /// without the daemon ([`Carrier::Udp`]) is faster.
+    /// Returns the daemon's interfaces that are selected and up. UDP through the daemon is omitted
+    /// if raw Ethernet is leased: because of its bandwidth, it would carry the long messages,
+    /// although UDP without the daemon ([`Carrier::Udp`]) is faster.
     pub(crate) fn choose(&self, client: &Client) -> Result<Vec<InterfaceInfo>, EthError> {
         let mut chosen = self.selected(&client.interfaces())?;
         let is_raw = |info: &InterfaceInfo| matches!(info.addr, NodeAddr::Mac(_));
@@ -221,10 +224,10 @@ impl EthConfig {
 pub(crate) const EAGER: usize = (64 << 10) + MAX_HEADER;
 /// Maximum number of peers of an open transport.
 const MAX_PEERS: u32 = 1 << 20;
-/// Minimum of [`btl::PeerInfo::max_send`] by the contract.
+/// Minimum of [`btl::PeerInfo::max_send`] that the contract requires.
 pub(crate) const MIN_MAX_SEND: usize = 1024 + MAX_HEADER;
 
-/// Returns the limit of connections by the environment.
+/// Returns the limit of connections that the environment sets.
 fn connections(value: Option<&OsStr>) -> Result<usize, EthError> {
     let Some(value) = value.filter(|value| !value.is_empty()) else {
         return Ok(DEFAULT_CONNECTIONS);
@@ -245,7 +248,7 @@ fn matches(pattern: &str, name: &str) -> bool {
     }
 }
 
-/// Error of making the transport.
+/// Error of creating the transport.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EthError {
@@ -264,13 +267,13 @@ pub enum EthError {
          use UDP, or unset {KEY_VARIABLE}"
     )]
     Unprotected,
-    /// The granted rings are smaller than a message needs; both sizes.
+    /// The granted rings (first size) are smaller than a message needs (second size).
     #[error(
         "no Ethernet transport: the daemon grants rings of {0} bytes, {1} are needed: raise max in \
          the [rings] of its configuration"
     )]
     Rings(usize, usize),
-    /// The listener could not be made, or the system has no random numbers.
+    /// The listener could not be created, or the system has no random numbers.
     #[error("no Ethernet transport: {0}")]
     Io(#[from] io::Error),
 }

@@ -1,4 +1,4 @@
-//! Setting up connections: own attempts, accepted streams, retries.
+//! Setting up connections: attempts of this side, accepted streams, retries.
 
 use std::time::{Duration, Instant};
 
@@ -20,10 +20,10 @@ const MAX_STRANGERS: usize = 256;
 /// Pause after a failed accept, for example because of a limit.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
-/// Round trip of a path that was not probed: that of an echo through daemons.
+/// Round-trip time assumed for a path that was not probed: that of an echo through daemons.
 const UNMEASURED: Duration = Duration::from_micros(40);
 
-/// Returns true if one attempt of a peer was made after another.
+/// Returns true if a peer made `attempt` after `than`.
 fn is_later(attempt: u16, than: u16) -> bool {
     (1..0x8000).contains(&attempt.wrapping_sub(than))
 }
@@ -74,7 +74,7 @@ impl EthBtl {
         events
     }
 
-    /// Writes HELLO to an own stream, which need not be connected yet.
+    /// Writes HELLO to a stream of this side, which need not be connected yet.
     fn send_hello(&mut self, rank: Rank, mut channel: Channel) {
         let (job, from_nonce, max_send) = (self.job, self.nonce, self.max_send);
         let (from, to) = self.hello_numbers(rank);
@@ -180,7 +180,7 @@ impl EthBtl {
             return;
         };
         if pending.hello.is_some() {
-            // It waits. What it sends is read afterwards.
+            // It waits. Its records are read afterwards.
             self.keep_pending(pending);
             return;
         }
@@ -206,8 +206,8 @@ impl EthBtl {
         self.set_owner(pending.channel.slot(), SlotOwner::None);
     }
 
-    /// Handles the HELLO of a rank that was added now, or whose earlier stream has ended, if it has
-    /// connected before.
+    /// Handles the HELLO of a rank that has already connected, now that the rank was added or its
+    /// earlier stream has ended.
     pub(crate) fn accept_pending(&mut self, rank: Rank) {
         let is_open = self.config.identity.is_some();
         let identity = self.peer(rank).map(|peer| peer.nonce).filter(|_| is_open);
@@ -235,8 +235,8 @@ impl EthBtl {
         }
     }
 
-    /// Returns the path of a peer of the job that has connected before it was added, from an
-    /// interface of its address.
+    /// Returns the path to a peer of the job that has already connected, from an interface of its
+    /// address.
     pub(crate) fn pending_path(&self, rank: Rank, address: &EthAddress) -> Option<NodePath> {
         let open = self.open.as_ref()?;
         if self.config.identity.is_some() || address.job != self.job {
@@ -318,7 +318,10 @@ impl EthBtl {
                 self.set_owner(pending.channel.slot(), SlotOwner::None);
             }
             HelloResponse::Welcome if !pending.channel.holds(self.max_send) => {
-                self.reject(pending, "the daemon of this node grants too small rings");
+                self.reject(
+                    pending,
+                    "the daemon of this node grants rings that are too small",
+                );
             }
             HelloResponse::Welcome => self.send_welcome(rank, pending.channel),
         }
@@ -349,7 +352,7 @@ impl EthBtl {
         }
     }
 
-    /// Schedules the next attempt after an own one has failed, or fails the peer.
+    /// Schedules the next attempt after one of this side has failed, or fails the peer.
     pub(crate) fn attempt_failed(&mut self, rank: Rank, setup: SetupError) {
         self.counters.failed_attempts += 1;
         let silent_attempts = self.silent_attempts;
@@ -441,7 +444,7 @@ impl EthBtl {
         events
     }
 
-    /// Marks a peer as failed for good, and queues the event.
+    /// Marks a peer as permanently failed, and queues the event.
     pub(crate) fn fail(&mut self, rank: Rank, error: PeerError) {
         let connection = self.peer(rank).map(|peer| &peer.connection);
         if matches!(connection, None | Some(Connection::Failed(_))) {
@@ -449,7 +452,7 @@ impl EthBtl {
         }
         self.replace_connection(rank, Connection::Failed(error.clone()));
         self.failures.push_back((rank, error));
-        // It waits for an answer.
+        // A pending connection of the peer waits for an answer.
         self.accept_pending(rank);
     }
 }

@@ -1,6 +1,6 @@
 //! Counters of the transport.
 
-/// Counters of a transport since it was made.
+/// Counters of a transport since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counters {

@@ -2,8 +2,7 @@
 
 use esp_client::{KeyId, Protection};
 
-/// Returns an error, for the user, if packets of two programs with these keys do not reach each
-/// other.
+/// Returns an error message for the user if two programs with these keys cannot exchange packets.
 pub(crate) fn compare(own: &[KeyId], theirs: &[KeyId]) -> Result<(), String> {
     let is_common = own.iter().any(|key| theirs.contains(key));
     if is_common || own.is_empty() && theirs.is_empty() {
@@ -11,7 +10,7 @@ pub(crate) fn compare(own: &[KeyId], theirs: &[KeyId]) -> Result<(), String> {
     }
     Err(format!(
         "its packets are protected by {}, those of this process by {}: set ESP_KEY_FILE, ESP_AUTH \
-         and ESP_CHECKSUM to the same on all nodes",
+         and ESP_CHECKSUM to the same values on all nodes",
         name(theirs),
         match (own, theirs) {
             ([_, ..], [_, ..]) if name(own) == name(theirs) => "another key",
@@ -28,13 +27,13 @@ fn name(keys: &[KeyId]) -> &'static str {
     }
 }
 
-/// Returns why a program with these keys may be without an answer from a peer whose keys are not
-/// known.
+/// Returns how keys may explain that a program with these keys gets no answer from a peer whose
+/// keys are unknown.
 pub(crate) fn advice(own: &[KeyId]) -> &'static str {
     match name(own) {
         "nothing" => "or it has a key (ESP_KEY_FILE), and this process none",
-        "a checksum" => "or it has no checksum (ESP_CHECKSUM), as this process has",
-        _ => "or it has no key, or another one than this process (ESP_KEY_FILE)",
+        "a checksum" => "or it has no checksum (ESP_CHECKSUM), unlike this process",
+        _ => "or it has no key, or not that of this process (ESP_KEY_FILE)",
     }
 }
 

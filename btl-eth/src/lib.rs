@@ -4,15 +4,16 @@
 //!   short and a full-sized EDP echo. The answers choose the pair and are explained in
 //!   [`btl::PeerInfo::reason`]. A node is probed once for all its ranks.
 //! - **Connections** are opened by the first message. Until one is established, `send` returns
-//!   `Busy`. A process with more than [`EthConfig::max_connections`] ends the one that it has not
-//!   used for the longest time; the next message opens it again. `peer.rs` describes both.
+//!   `Busy`. A process with more than [`EthConfig::max_connections`] ends the least recently used
+//!   one; the next message opens it again. `peer.rs` describes both.
 //! - **Messages** are records in a stream, see [`record`]. A message is written whole or not at
 //!   all, and read in place: the receive ring is mapped twice, so each message is one slice.
 //! - **Polling**: the engine sets an event bit for each stream that became readable, so idle peers
 //!   cost nothing. Peers that were active recently are polled directly.
 //! - **Sleeping**: one descriptor for all streams, new connections and the end of the daemon.
-//! - **End of a peer**: one that leaves in order sends GOODBYE last. A stream that ends without it
-//!   or RELEASE is a death. Peers without a connection are checked periodically, see `liveness.rs`.
+//! - **End of a peer**: one that leaves gracefully sends GOODBYE last. A stream that ends without
+//!   it or RELEASE is a death. Peers without a connection are checked periodically, see
+//!   `liveness.rs`.
 //!
 //! `get`, `put` and the extensions for posted receives and held sends are not supported.
 //!

@@ -1,11 +1,11 @@
 //! Liveness of peers without a connection.
 //!
-//! The end of a connected peer is seen by its stream. Of the others a bounded number is probed in
-//! each round, by a connection with a key that no job uses: an open port answers BAD_KEY (W-20), a
-//! closed one REFUSED (W-23). The peer's program does not notice either. A process that died is
-//! found within a second in jobs of up to 64 processes, and within a minute in one of 512. A node
-//! that does not answer counts as dead when several probes together have waited for the peer
-//! timeout. They are counted, not timed: after a pause of this machine each still waits in full.
+//! The stream of a connected peer shows its end. Of the other peers, each round probes a bounded
+//! number, by a connection with a key that no job uses: an open port answers BAD_KEY (W-20), a
+//! closed one REFUSED (W-23). The peer's program notices neither. A process that died is found
+//! within a second in jobs of up to 64 processes, and within a minute in one of 512. A node that
+//! does not answer counts as dead when several probes together have waited for the peer timeout.
+//! Probes are counted, not timed, so that each waits in full even after a pause of this machine.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ const MAX_PROBES: usize = 32;
 /// may start one even if that exceeds it. Without this limit the rate grows with the size of the
 /// job.
 const JOB_PROBES: usize = 2048;
-/// Default of the time after which an attempt to connect ends.
+/// Default connect timeout.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Key of probes. Keys of jobs have 16 bytes.
 const KEY: &[u8] = b"are you there?";
@@ -166,7 +166,7 @@ impl EthBtl {
             return false;
         };
         match EspError::of(&error) {
-            // Nothing was under way, so this is no failure if the peer left in order.
+            // Nothing was in progress, so this is not a failure if the peer left gracefully.
             Some(EspError::Refused { .. }) => self.fail(probe.rank, PeerError::Gone),
             Some(EspError::ConnectTimedOut { .. }) => {
                 let unanswered = probe.unanswered + 1;

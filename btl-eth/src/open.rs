@@ -49,7 +49,7 @@ impl EthBtl {
         (hello.to == own && hello.from != own && exists).then_some(Some(hello.from))
     }
 
-    /// Makes the place of a peer of an open transport.
+    /// Creates the place of a peer of an open transport.
     pub(crate) fn make_place(&mut self, peer: Rank) {
         let places = peer as usize + 1;
         if self.config.identity.is_some() && peer < self.config.size && self.peers.len() < places {
@@ -57,7 +57,7 @@ impl EthBtl {
         }
     }
 
-    /// Enters a peer that was added.
+    /// Records a peer that was added.
     pub(crate) fn enter(&mut self, rank: Rank, state: PeerState) {
         if self.config.identity.is_some()
             && let PeerState::Peer(peer) = &state
@@ -69,7 +69,8 @@ impl EthBtl {
         }
     }
 
-    /// Adds a stranger by the connection that it has made, see [`btl::PendingPeers::admit`].
+    /// Adds a stranger, which is reached over the connection that it has opened; see
+    /// [`btl::PendingPeers::admit`].
     pub(crate) fn admit_stranger(
         &mut self,
         rank: Rank,
@@ -81,7 +82,7 @@ impl EthBtl {
         let pending = self.take_pending(|pending| pending.is_stranger(stranger));
         let Some((pending, hello)) = pending.and_then(|one| one.hello.map(|hello| (one, hello)))
         else {
-            return Err(unreachable("it has gone"));
+            return Err(unreachable("it is gone"));
         };
         self.make_place(rank);
         let known = match self.peers.get(rank as usize) {
@@ -100,8 +101,8 @@ impl EthBtl {
         let port = u16::try_from(hello.from).unwrap_or(0);
         if theirs < MIN_MAX_SEND || port < 1024 {
             self.counters.malformed += 1;
-            self.reject(pending, "a HELLO with impossible numbers");
-            return Err(unreachable("its HELLO has impossible numbers"));
+            self.reject(pending, "the numbers in the HELLO are invalid");
+            return Err(unreachable("the numbers in its HELLO are invalid"));
         }
         let path = self.path_of(&pending);
         let info = self.info_of(&path, self.max_send.min(theirs));

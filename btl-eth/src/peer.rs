@@ -18,15 +18,15 @@
 //! **Simultaneous open.** A rank that receives a HELLO while it is connecting itself (`Requested`,
 //! `HelloSent`) compares ranks: the connection of the lower rank is continued. The lower rank
 //! answers YIELD; the higher drops its own attempt and answers WELCOME. Both sides confirm a
-//! stream: with WELCOME the acceptor, with CONFIRM the connector states that it has no other. So at
-//! most one stream is established, and as messages are sent on established streams only, none is
+//! stream: the acceptor states with WELCOME, the connector with CONFIRM, that it has no other. So
+//! at most one stream is established, and as messages are sent on established streams only, none is
 //! lost or duplicated.
 //!
-//! **Release.** A process with more connections than its limit ends the one that it has not used
-//! for the longest time. RELEASE is the last record of either side, so a side that has both written
-//! and read it has received everything. When all that it has sent is acknowledged, too, it connects
-//! again for its next message. Its HELLO may be read before its RELEASE on the earlier stream; the
-//! acceptor keeps it until that stream has ended.
+//! **Release.** A process with more connections than its limit ends the least recently used one.
+//! RELEASE is the last record of either side, so a side that has both written and read it has
+//! received everything. When all that it has sent is acknowledged, too, it connects again for its
+//! next message. Its HELLO may be read before its RELEASE on the earlier stream; the acceptor keeps
+//! it until that stream has ended.
 //!
 //! **Attempts are numbered**, because the HELLO of an abandoned one may arrive after the next.
 //!
@@ -65,7 +65,7 @@ pub(crate) enum Connection {
 pub(crate) enum PeerState {
     /// Not added.
     Unknown,
-    /// The own rank, added.
+    /// This rank itself, added.
     Own,
     /// Another rank, added and reachable.
     Peer(Box<Peer>),
@@ -81,19 +81,19 @@ pub(crate) struct Peer {
     pub(crate) connection: Connection,
     /// `EthBtl::calls` when the connection was last used.
     pub(crate) used: u64,
-    /// There was an established connection, so its port was open.
+    /// A connection was established before, so its port was open.
     pub(crate) was_connected: bool,
-    /// Number of own attempts to connect, modulo 2^16.
+    /// Number of attempts of this side to connect, modulo 2^16.
     pub(crate) attempts: u16,
     /// Number of the peer's last attempt that was answered.
     pub(crate) answered: Option<u16>,
-    /// Number of failed attempts, but for unanswered ones.
+    /// Number of failed attempts, except unanswered ones.
     pub(crate) failures: u32,
     /// Number of consecutive attempts without an answer.
     pub(crate) unanswered: u32,
     /// Number of consecutive attempts that ended with YIELD.
     pub(crate) yields: u32,
-    /// When the owner began to drop this peer.
+    /// Time at which the owner began to drop this peer.
     pub(crate) dropped_at: Option<Instant>,
     /// The peer is in `EthBtl::polled`.
     pub(crate) polled: bool,
@@ -148,11 +148,11 @@ impl Peer {
 /// Response to a valid HELLO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HelloResponse {
-    /// Accept it, and drop an own attempt or an older stream that is not established.
+    /// Accept it, and drop this side's attempt or an older stream that is not established.
     Welcome,
-    /// Continue the own attempt.
+    /// Continue this side's attempt.
     Yield,
-    /// Keep it until the peer was added, or its earlier stream has ended.
+    /// Keep it until the peer is added, or its earlier stream has ended.
     Wait,
     /// Refuse it, with the reason.
     Refuse(&'static str),

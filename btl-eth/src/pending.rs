@@ -34,7 +34,8 @@ impl PendingConnection {
         self.hello.is_some_and(|hello| hello.from == rank)
     }
 
-    /// Returns whether the peer has identified itself by this identity, as to an open transport.
+    /// Returns whether the peer has identified itself by this identity, as a peer of an open
+    /// transport does.
     pub(crate) fn is_stranger(&self, identity: u64) -> bool {
         self.hello.is_some_and(|hello| hello.from_nonce == identity)
     }

@@ -1,13 +1,13 @@
 //! Choice of the pair of interfaces to a node, by EDP echo (CSR-06-06, section 3: "a special EDP
 //! ping to determine node reachability").
 //!
-//! Each own interface probes each interface of the peer's address. A pair is usable if a short echo
-//! is answered. Pairs that also answer an echo of full size are preferred, then those with the
+//! Each local interface probes each interface of the peer's address. A pair is usable if a short
+//! echo is answered. Pairs that also answer an echo of full size are preferred, then those with the
 //! shorter round trip. A node is probed once, and again after some time if that failed.
 //!
 //! Probes of several nodes run at once ([`Prober::poll`]), and send short echoes until one is
 //! answered or their owner gives up. [`Prober::path_to`] gives up after the first [`ROUNDS`]. These
-//! are counted, not timed: after a pause of this machine the next one still waits in full.
+//! are counted, not timed, so that the next one waits in full even after a pause of this machine.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -29,13 +29,14 @@ const ROUNDS: [Duration; 4] = [
     Duration::from_millis(100),
     Duration::from_millis(150),
 ];
-/// Longest time of a further round.
-const LONGEST_ROUND: Duration = Duration::from_secs(2);
+/// Maximum time of a further round.
+const MAX_ROUND: Duration = Duration::from_secs(2);
 /// Number of rounds after which one pair that has answered is sufficient.
 const ENOUGH: usize = 2;
 /// Time that a round waits for further answers after the first.
 const GRACE: Duration = Duration::from_millis(10);
-/// Time for which a node without an answer is not probed again: enough for all ranks of a node.
+/// Time for which a node without an answer is not probed again: long enough for all its ranks to be
+/// added.
 const FAILURE_KNOWN: Duration = Duration::from_secs(2);
 /// Interval of polls. Round trips are measured by the engine's time stamps.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
@@ -44,17 +45,17 @@ const DATAGRAMS_PER_POLL: usize = 256;
 /// Length of a short echo in bytes.
 const SHORT: usize = 16;
 /// Maximum length of an echo in bytes.
-const LONGEST: usize = 1 << 15;
+const MAX_ECHO: usize = 1 << 15;
 /// Bytes after the EtherType that are not the echo's body: header and control byte.
 const OVERHEAD: usize = 11 + 1;
 
 /// Body of all echoes.
-static BODY: [u8; LONGEST] = [0; LONGEST];
+static BODY: [u8; MAX_ECHO] = [0; MAX_ECHO];
 
 /// Pair of interfaces to a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NodePath {
-    /// Name of the own interface.
+    /// Name of the local interface.
     pub(crate) interface: String,
     /// Address of the node's interface.
     pub(crate) peer: NodeAddr,
@@ -64,7 +65,8 @@ pub(crate) struct NodePath {
     pub(crate) reason: String,
 }
 
-/// A datagram socket on each own interface, the probes that run, and the results of earlier ones.
+/// A datagram socket on each local interface, the probes in progress, and the results of earlier
+/// ones.
 #[derive(Debug)]
 pub(crate) struct Prober {
     sockets: Vec<EdpSocket>,
@@ -77,7 +79,7 @@ pub(crate) struct Prober {
     /// Time of the last poll of the sockets.
     polled: Option<Instant>,
     buffer: Vec<u8>,
-    /// Another reason of silence, by the keys of this process; empty over raw Ethernet.
+    /// Another possible cause of silence, from the keys of this process; empty over raw Ethernet.
     keys: &'static str,
 }
 
@@ -93,27 +95,27 @@ enum Node {
 #[derive(Debug)]
 struct Probing {
     pairs: Vec<Pair>,
-    /// The echoes that are sent now: [`SHORT_ECHO`] or [`LONG_ECHO`].
+    /// The echoes being sent: [`SHORT_ECHO`] or [`LONG_ECHO`].
     echo: usize,
     /// Number of rounds of these echoes so far, and the end of the last one.
     rounds: usize,
     deadline: Instant,
     same_node: bool,
-    /// Another reason of silence.
+    /// Another possible cause of silence.
     keys: &'static str,
 }
 
 /// A pair of interfaces under test.
 #[derive(Debug)]
 struct Pair {
-    /// Index of the own socket, and its name.
+    /// Index of the local socket, and the name of its interface.
     socket: usize,
     interface: String,
     peer: AddressInterface,
     /// Length of a long echo's body. It fills a frame of the smaller MTU.
     long: usize,
-    /// Sequence numbers of the echoes of the present length, and when they were sent. An answer to
-    /// any of them counts: a node that is overloaded may take longer than a round.
+    /// Sequence numbers of the echoes of the current length, and the times at which they were sent.
+    /// An answer to any of them counts: a node that is overloaded may take longer than a round.
     sent: Vec<(u16, u64)>,
     /// Round trips of [`SHORT_ECHO`] and [`LONG_ECHO`], in nanoseconds.
     echoes: [Option<u64>; 2],
@@ -212,7 +214,8 @@ impl Prober {
                 if !peer.addr.is_kind_of(&socket.addr()) {
                     continue;
                 }
-                // An address of this node belongs to one interface, and to peers on this node.
+                // An address of this node is valid only for a peer on this node, and from the
+                // interface that has it.
                 if own.contains(&peer.addr) && (!same_node || peer.addr != socket.addr()) {
                     continue;
                 }
@@ -228,8 +231,8 @@ impl Prober {
         }
         if pairs.is_empty() {
             return Err(
-                "no address of this node is of the kind of its addresses, or its addresses are those \
-                 of this node, but it is on another node"
+                "this node has no address of the peer's kinds (Ethernet, IPv4, IPv6), or the peer \
+                 publishes an address of this node: give each node its own address"
                     .into(),
             );
         }
@@ -248,7 +251,7 @@ impl Prober {
         })
     }
 
-    /// Receives answers, and sends the echoes of a node that are due. Returns what is known then.
+    /// Receives answers, and sends the echoes of a node that are due. Returns the resulting state.
     fn advance(&mut self, at: usize) -> &Node {
         let now = Instant::now();
         if self.polled.is_none_or(|last| now - last >= POLL_INTERVAL) {
@@ -256,7 +259,7 @@ impl Prober {
             self.receive(now);
         }
         if let Node::Probed(probing) = &mut self.nodes[at] {
-            if !probing.is_over(now) {
+            if !probing.has_round_ended(now) {
                 return &self.nodes[at];
             }
             if probing.begin_round(now) {
@@ -303,17 +306,17 @@ impl Prober {
     }
 }
 
-/// Returns the time of a round of short echoes, from 0 on.
+/// Returns the time of round `number` of short echoes, counted from 0.
 fn round(number: usize) -> Duration {
     let last = ROUNDS.len() - 1;
     let doublings = u32::try_from(number.saturating_sub(last)).unwrap_or(u32::MAX);
     let doubled = ROUNDS[number.min(last)].saturating_mul(1 << doublings.min(8));
-    doubled.min(LONGEST_ROUND)
+    doubled.min(MAX_ROUND)
 }
 
 impl Probing {
-    /// Takes an answer, if it is one to an echo of the present length. Other nodes may write to the
-    /// socket.
+    /// Records an answer, if it is one to an echo of the current length. Other nodes may send to
+    /// the socket.
     fn answered(&mut self, socket: usize, info: &DatagramInfo, now: Instant) {
         let echo = self.echo;
         let sent = |pair: &Pair| {
@@ -335,12 +338,12 @@ impl Probing {
         }
     }
 
-    /// Returns whether the round has ended: all have answered, or it is late.
-    fn is_over(&self, now: Instant) -> bool {
+    /// Returns whether the round has ended: all have answered, or its time has passed.
+    fn has_round_ended(&self, now: Instant) -> bool {
         now >= self.deadline || !self.pairs.iter().any(|pair| pair.awaits(self.echo))
     }
 
-    /// Begins the next round; false if there is none, because enough is known.
+    /// Begins the next round. Returns false if enough is known without one.
     fn begin_round(&mut self, now: Instant) -> bool {
         if self.has_enough() {
             if self.echo == LONG_ECHO {
@@ -354,7 +357,7 @@ impl Probing {
         true
     }
 
-    /// Returns whether no more echoes of the present length are needed.
+    /// Returns whether no more echoes of the current length are needed.
     fn has_enough(&self) -> bool {
         let any = self
             .pairs
@@ -401,7 +404,7 @@ fn long_echo(socket: &EdpSocket, peer: &AddressInterface) -> usize {
     let theirs = usize::try_from(peer.mtu).unwrap_or(0);
     let theirs = theirs.saturating_sub(OVERHEAD);
     let own = socket.max_payload().saturating_sub(1);
-    own.min(theirs).clamp(SHORT + 1, LONGEST)
+    own.min(theirs).clamp(SHORT + 1, MAX_ECHO)
 }
 
 /// Returns the best pair, with a description of all.
@@ -478,6 +481,6 @@ mod tests {
         let millis = |number| round(number).as_millis();
         let all: Vec<u128> = (0..10).map(millis).collect();
         assert_eq!(all, [40, 60, 100, 150, 300, 600, 1200, 2000, 2000, 2000]);
-        assert_eq!(round(usize::MAX), LONGEST_ROUND);
+        assert_eq!(round(usize::MAX), MAX_ROUND);
     }
 }

@@ -17,10 +17,10 @@ const MAX_BYTES: usize = 256 << 10;
 /// Maximum number of peers that are polled directly for a while after they were active. With more,
 /// each is polled once after an event.
 const MAX_POLLED: usize = 8;
-/// Number of empty polls after which a peer is left to the engine's event bits.
+/// Number of empty polls after which a peer is polled only if the engine sets its event bit.
 const MAX_EMPTY_POLLS: u32 = 400;
 
-/// Why reading a stream ended.
+/// Reason why reading a stream ended.
 enum End {
     /// GOODBYE, REFUSE, or a violation of the protocol.
     Failed(PeerError),

@@ -17,7 +17,7 @@
 //! | 4 | YIELD | – | the acceptor: its own stream is used instead (simultaneous open) |
 //! | 5 | REFUSE | reason, UTF-8, at most [`MAX_REASON`] | both: the stream is refused |
 //! | 6 | MESSAGE | header, body | both, after CONFIRM |
-//! | 7 | GOODBYE | – | both, last, to leave in order |
+//! | 7 | GOODBYE | – | both, last, to leave gracefully |
 //! | 8 | RELEASE | – | both, last, to end this stream alone: the next message makes another |
 
 use btl::{MAX_HEADER, Rank};
@@ -175,12 +175,12 @@ pub fn decode(
     };
     if length > limit {
         return Err(format!(
-            "record of {length} bytes where at most {limit} are permitted"
+            "record of {length} bytes: at most {limit} are permitted"
         ));
     }
     if header > max_header {
         return Err(format!(
-            "a header of {header} bytes, longer than its message or permitted in {kind:?}"
+            "a header of {header} bytes, longer than its message or than {kind:?} permits"
         ));
     }
     let Some(contents) = rest.get(..length) else {

@@ -1,4 +1,4 @@
-//! Ending connections that are not used while there are more than the limit.
+//! Ending the least recently used connections above the limit.
 
 use btl::Rank;
 use esp_client::Interest;
@@ -9,8 +9,8 @@ use crate::record::Kind;
 use crate::transport::EthBtl;
 
 impl EthBtl {
-    /// Begins to end the connection that was not used for the longest time, other than that of
-    /// `newest`, if more are established than the limit.
+    /// Begins to end the least recently used connection, other than that of `newest`, if more are
+    /// established than the limit permits.
     pub(crate) fn release_excess(&mut self, newest: Rank) {
         let (mut established, mut oldest) = (0, None);
         for (rank, state) in (0..).zip(&self.peers) {
@@ -45,7 +45,7 @@ impl EthBtl {
             }
             other => other,
         };
-        // What arrived before it was armed causes no event.
+        // Data that arrived before the stream was armed causes no event.
         self.poll_directly(rank);
     }
 

@@ -26,7 +26,7 @@ use crate::record::{self, Kind};
 
 /// Exclusivity of this transport, see [`PeerInfo::exclusivity`].
 const EXCLUSIVITY: u32 = 100;
-/// Exclusivity of raw Ethernet through the daemon, which costs two wake-ups more for each message.
+/// Exclusivity of raw Ethernet through the daemon, which costs two more wake-ups for each message.
 const EXCLUSIVITY_DAEMON: u32 = EXCLUSIVITY - 10;
 /// Latency of a rail over leases, in ns (docs/performance.md).
 const LEASE_LATENCY: u32 = 5_000;
@@ -35,8 +35,8 @@ const UDP_LATENCY: u32 = 7_000;
 /// Bandwidth of raw Ethernet, in MB/s: about that of a 10 Gbit/s link. It is not measured, because
 /// a probe that is long enough would disturb a starting job.
 const RAW_BANDWIDTH: u32 = 1000;
-/// Bandwidth of UDP, in MB/s: the device cuts the segments, so the kernel is passed once for
-/// 64 KiB.
+/// Bandwidth of UDP, in MB/s: the device cuts the segments, so 64 KiB take one pass through the
+/// kernel.
 const UDP_BANDWIDTH: u32 = 4000;
 /// Number of calls of `progress` between two readings of the clock while a timer is set. Reading it
 /// takes longer than the rest of an empty call.
@@ -45,7 +45,7 @@ const CALLS_PER_CLOCK: u32 = 16;
 const FRAME_HEADER: usize = 11;
 /// Maximum number of streams of a program, at the daemon and at its embedded engine together.
 const MAX_SLOTS: usize = 8192;
-/// Maximum time that `drop_peer` waits for acknowledgement of the last messages.
+/// Maximum time that `drop_peer` waits for the acknowledgement of the last messages.
 const DROP_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Owner of a stream, by its slot.
@@ -110,7 +110,7 @@ pub(crate) struct Open {
     /// Oldest first.
     pub(crate) pending: VecDeque<PendingConnection>,
     pub(crate) liveness: Liveness,
-    /// Last, because the others belong to it.
+    /// Dropped last, because the others belong to it.
     pub(crate) client: Client,
 }
 
@@ -353,8 +353,8 @@ impl EthBtl {
         events
     }
 
-    /// Fails all peers if the daemon is gone, and no other one came. Established streams are read
-    /// to their end first.
+    /// Fails all peers if the daemon is gone and was not replaced. Established streams are read to
+    /// their end first.
     pub(crate) fn check_daemon(&mut self) {
         let Some(open) = &self.open else { return };
         let Err(error) = open.client.check_waiting() else {
@@ -494,7 +494,7 @@ impl Btl for EthBtl {
             let Some(peer) = self.peer(rank) else { break };
             if let Some(channel) = peer.channel() {
                 channel.stream.arm(Interest::Readable);
-                if channel.stream.has_news(channel.incomplete) {
+                if channel.stream.is_readable_beyond(channel.incomplete) {
                     return false;
                 }
             }
@@ -506,7 +506,7 @@ impl Btl for EthBtl {
             .is_some_and(|open| open.poller.try_sleep())
     }
 
-    /// A peer never accesses memory of this process by this transport. Waits at most
+    /// A peer never accesses memory of this process through this transport. Waits at most
     /// `DROP_TIMEOUT` until the last messages to it are acknowledged.
     fn drop_peer(&mut self, rank: Rank) -> bool {
         if let Some(peer) = self.peer(rank) {

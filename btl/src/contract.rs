@@ -2,12 +2,12 @@
 //! it may rely on. `btl-conformance` tests every promise made here.
 //!
 //! # Terms
-//! A *job* has `size` processes, numbered by *rank*. A *peer* is another rank, or the own one. A
-//! *message* is a header and a body, which arrive together. A *region* is memory of a process that
-//! peers may read or write. The *owner* of a transport is the code that calls it.
+//! A *job* has `size` processes, numbered by *rank*. A *peer* is another rank, or this process
+//! itself. A *message* is a header and a body, which arrive together. A *region* is memory of a
+//! process that peers may read or write. The *owner* of a transport is the code that calls it.
 //!
 //! # Life cycle
-//! 1. A constructor of the transport's own creates it. It knows its rank and its job.
+//! 1. A constructor specific to the transport creates it, for one rank of one job.
 //! 2. [`address`](Btl::address) returns what peers need to reach this process. The job's bootstrap
 //!    distributes it.
 //! 3. [`add_peer`](Btl::add_peer) takes a peer's address, once for each peer, before anything is
@@ -18,10 +18,10 @@
 //!    later call reports `Closed`. Dropping a transport closes it without a flush.
 //!
 //! # Ownership of memory
-//! - `send`: the caller owns header and body. When `send` returns `Ok`, the transport has taken the
-//!   bytes and the caller may reuse the memory.
+//! - `send`: the caller owns header and body. When `send` returns `Ok`, the transport has accepted
+//!   the bytes and the caller may reuse the memory.
 //! - `get`, `put`: the transport owns the local memory from the call to the completion. Until then
-//!   no other code may touch it (`put`: may change it).
+//!   no other code may access it (`put`: may change it).
 //! - [`Events::message`]: the transport owns header and body; they are valid during the call.
 //! - Regions: shared with the peers from [`register`](Btl::register) to
 //!   [`deregister`](Btl::deregister).
@@ -32,22 +32,23 @@
 //!   transports, nor between messages and `get` or `put`, with one exception: a message sent after
 //!   a `put` has completed arrives after the bytes of that `put`.
 //! - *Completion*: a `get` or `put` that returned [`Started::Pending`] is followed by exactly one
-//!   [`Events::completed`] with its token, also if the peer dies. One that returned
+//!   [`Events::completed`] with its token, even if the peer dies. One that returned
 //!   [`Started::Done`] or an error is followed by none.
 //! - *No blocking*: no call waits for a peer, with two bounded exceptions: `add_peer` and `close`.
-//!   If an operation cannot be taken now, it returns [`SendError::Busy`] and can be tried again
+//!   If an operation cannot be accepted now, it returns [`SendError::Busy`] and can be tried again
 //!   after some calls of `progress`.
-//! - *Taken means sent*: messages that `send` has taken leave this process without further calls.
+//! - *Accepted means sent*: messages that `send` has accepted leave this process without further
+//!   calls.
 //! - *Progress*: events are reported inside of `progress` only, on the thread that calls it. A
 //!   transport may use threads or processes of its own, but these call no event handler. Each call
 //!   of `progress` does a bounded amount of work.
 //! - *Failure*: a peer that died or became unreachable is reported once by [`Events::failed`], at
 //!   most a second after its death while `progress` is called; in jobs of more than 64 processes,
-//!   peers without a connection may take longer. Its pending operations complete with an error
-//!   before. Other peers are not affected. If the peer lives (it violated the protocol, or
-//!   was dropped), these events wait until it cannot access this process's memory any more.
-//!   Operations may return [`SendError::Failed`] earlier than that: messages that the peer sent
-//!   before still follow, and the owner gives the peer up at the event.
+//!   peers without a connection may take longer. Before that, its pending operations complete with
+//!   an error. Other peers are not affected. If the peer is alive (it violated the protocol, or was
+//!   dropped), these events wait until it cannot access this process's memory any more. Operations
+//!   may return [`SendError::Failed`] earlier than that: messages that the peer sent before still
+//!   follow, and the owner gives up the peer only at the event.
 //! - *Hostile peers*: whatever a peer writes can fail that peer ([`PeerError::Violation`]) and has
 //!   no other effect.
 //!
@@ -117,14 +118,14 @@ pub struct PeerInfo {
     pub eager: usize,
     /// Replaces `eager` while the receiver is known to be late: the copy frees the sender.
     pub eager_skewed: usize,
-    /// Maximum length (header and body) that [`Tx::send`] takes, in bytes. At least
-    /// 1024 + [`MAX_HEADER`].
+    /// Maximum length (header and body) that [`Tx::send`] accepts, in bytes. At least 1024 +
+    /// [`MAX_HEADER`].
     pub max_send: usize,
     /// `get`, `put` and posted receives work with this peer.
     pub one_sided: bool,
     /// Length from which bodies are best moved by `get`, `put` or a posted receive, in bytes.
     pub one_sided_from: usize,
-    /// Explanation for people: the interface or mechanism, the probe that chose it, and what was
+    /// Explanation for the user: the interface or mechanism, the probe that chose it, and what was
     /// rejected for which reason.
     pub reason: String,
 }
@@ -148,7 +149,8 @@ pub trait Tx: PostedReceives + HeldSends + NoticedPuts {
     /// Reads `length` bytes at `offset` of a peer's region into local memory.
     ///
     /// # Safety
-    /// `local` is writable for `length` bytes, and not accessed by other code, until completion.
+    /// `local` must be valid for writes of `length` bytes, and no other code may access it, until
+    /// completion.
     ///
     /// # Errors
     /// See [`Tx`]; [`SendError::Unsupported`] by default.
@@ -170,7 +172,7 @@ pub trait Tx: PostedReceives + HeldSends + NoticedPuts {
     /// Completion means that the bytes are in the peer's memory.
     ///
     /// # Safety
-    /// `local` is readable for `length` bytes, and unchanged, until completion.
+    /// `local` must be valid for reads of `length` bytes, and must not change, until completion.
     ///
     /// # Errors
     /// See [`Tx`]; [`SendError::Unsupported`] by default.
@@ -241,25 +243,25 @@ pub trait Btl: Tx + PendingPeers + Send + fmt::Debug {
     /// or transport is unreachable.
     fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<PeerInfo, Unreachable>;
 
-    /// Begins to find out whether this address reaches a peer, for a later
-    /// [`add_peer`](Btl::add_peer), or reports how far that is. It does not wait, so an owner can
-    /// have all peers probed at once, and for longer than `add_peer` waits. The address is
+    /// Starts to probe whether this address reaches a peer, for a later
+    /// [`add_peer`](Btl::add_peer), or reports the progress of that probe. It does not wait, so an
+    /// owner can probe all peers at once, and for longer than `add_peer` waits. The address is
     /// untrusted. The default suits transports whose `add_peer` waits for no answer.
     fn probe(&mut self, peer: Rank, address: &[u8]) -> Probe {
         let _ = (peer, address);
         Probe::Settled
     }
 
-    /// Reports arrived messages and completed operations to `events`, and advances what is under
-    /// way. Returns the number of events and steps; 0 means that there was nothing to do.
+    /// Reports arrived messages and completed operations to `events`, and advances operations in
+    /// progress. Returns the number of events and steps; 0 means that there was nothing to do.
     fn progress(&mut self, events: &mut dyn Events) -> usize;
 
     /// Registers memory, so that peers can access it by `get` and `put`. The same memory may be
     /// registered several times.
     ///
     /// # Safety
-    /// The memory stays valid until [`deregister`](Btl::deregister), and tolerates that peers read
-    /// and write it until then.
+    /// The memory must stay valid for reads and writes until [`deregister`](Btl::deregister). Peers
+    /// may read and write it at any time until then.
     ///
     /// # Errors
     /// See [`RegisterError`]; `Unsupported` by default.
@@ -274,14 +276,14 @@ pub trait Btl: Tx + PendingPeers + Send + fmt::Debug {
     }
 
     /// Returns a descriptor that becomes readable when there is an event after [`arm`](Btl::arm)
-    /// returned true. New room after `Busy` is not an event: an owner with unsent messages sleeps
-    /// for a limited time.
+    /// returned true. New room after `Busy` is not an event: an owner with unsent messages must
+    /// limit its sleep.
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// Requests a wake-up by the next event. False: there is an event already, do not sleep. The
-    /// next `progress` cancels the request.
+    /// Requests a wake-up by the next event. Returns false if there is an event already: do not
+    /// sleep. The next `progress` cancels the request.
     fn arm(&mut self) -> bool {
         false
     }
@@ -294,9 +296,10 @@ pub trait Btl: Tx + PendingPeers + Send + fmt::Debug {
     /// reported before. Messages sent before reach the peer if possible. A peer that follows the
     /// protocol sees this process as lost.
     ///
-    /// Returns true when the peer cannot access memory of this process any more, not even what is
-    /// registered or posted later. False: it may be doing so; call again after `progress`. Unknown
-    /// and failed peers return true. The default suits transports without one-sided operations.
+    /// Returns true when the peer cannot access memory of this process any more, not even memory
+    /// that is registered or posted later. Returns false while the peer may still access it: call
+    /// again after `progress`. Unknown and failed peers return true. The default suits transports
+    /// without one-sided operations.
     fn drop_peer(&mut self, peer: Rank) -> bool {
         let _ = peer;
         true

@@ -1,4 +1,4 @@
-//! Bodies that lie in several places.
+//! Message bodies that consist of several parts.
 
 use std::borrow::Cow;
 use std::io::IoSlice;

@@ -1,7 +1,7 @@
 //! Extension: short messages that are sent from the caller's memory (VIA-RPI).
 //!
-//! The transport keeps the body where it is until the network interface has read it, instead of
-//! copying it. A transport without this writes `impl HeldSends for MyBtl {}`.
+//! The transport does not copy the body, which must stay in place until the network interface has
+//! read it. A transport without this writes `impl HeldSends for MyBtl {}`.
 
 use crate::values::{Rank, SendError, Started};
 
@@ -12,11 +12,11 @@ pub trait HeldSends {
     /// body.
     ///
     /// [`Started::Pending`]: the body belongs to the transport until
-    /// [`Events::completed`](crate::Events::completed) with `token`, which also follows if the peer
+    /// [`Events::completed`](crate::Events::completed) with `token`, which follows even if the peer
     /// dies. [`Started::Done`]: the body was copied.
     ///
     /// # Safety
-    /// `body` is readable for `length` bytes, and unchanged, until completion.
+    /// `body` must be valid for reads of `length` bytes, and must not change, until completion.
     ///
     /// # Errors
     /// See [`SendError`]. After an error nothing was sent.

@@ -38,8 +38,8 @@
 //! [`NoticedPuts`] and [`PendingPeers`]. [`SharedTransport`] lets several threads use a transport.
 //!
 //! # Writing a transport
-//! `dev/conformance/examples/minimal_transport.rs` is a whole transport within one process. These
-//! steps lead to another one:
+//! `dev/conformance/examples/minimal_transport.rs` is a complete transport within one process. To
+//! write another one:
 //!
 //! 1. Write a test that runs the conformance suite (crate `btl-conformance`) over a constructor
 //!    that does nothing yet. A transport whose ranks can be threads implements `suite::Harness`,
@@ -53,14 +53,14 @@
 //! 4. Keep every event for [`progress`](Btl::progress), and report a bounded number there. Remove
 //!    an event from its queue before calling the handler, which may send and so re-enter the queue.
 //! 5. Report a peer's end last: first its messages, then the completions of its operations, then
-//!    [`failed`](Events::failed), once. A peer that announces its end has [`PeerError::Left`], one
-//!    that is found to have ended without a connection `Gone`; a closed socket or silence is
-//!    `Died`, or `Lost` with the reason.
-//! 6. [`flush`](Btl::flush) returns true when the process may exit. The announcement of the end
-//!    must still find room then.
-//! 7. To sleep without losing a wake-up, [`arm`](Btl::arm) publishes the request, then looks for
-//!    events once more. The side that produces an event looks for the request afterwards. Both need
-//!    a full fence in between.
+//!    [`failed`](Events::failed), once. The error is [`PeerError::Left`] for a peer that announced
+//!    its end, `Gone` for one that ended while there was no connection to it, and `Died`, or `Lost`
+//!    with the reason, after a closed socket or silence.
+//! 6. [`flush`](Btl::flush) returns true when the process may exit. There must still be room for
+//!    the announcement of the end then.
+//! 7. To sleep without losing a wake-up, [`arm`](Btl::arm) publishes the request, then checks for
+//!    events once more. The side that produces an event checks for the request afterwards. Both
+//!    need a full fence in between.
 //! 8. Add `get`, `put` and the extensions one by one, each with its capability. Check a key before
 //!    using it: length, magic, owner, bounds without overflow.
 //! 9. Run the transport under `btl_conformance::faulty`, and the point-to-point layer above both.

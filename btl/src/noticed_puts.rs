@@ -14,10 +14,10 @@ pub trait NoticedPuts {
     ///
     /// When `peer` has written its last bytes by [`put_last`](NoticedPuts::put_last),
     /// [`Events::message`](crate::Events::message) delivers the notice as a header without a body,
-    /// once. The peer chooses the moment: trust the notice no more than a message of that peer.
+    /// once. The peer chooses the moment: trust the notice no more than a message from that peer.
     ///
-    /// A transport may register the memory without the notice; then `put_last` to this region is
-    /// [`SendError::Unsupported`].
+    /// A transport may register the memory without the notice; then `put_last` to this region
+    /// returns [`SendError::Unsupported`].
     ///
     /// # Safety
     /// As for [`Btl::register`](crate::Btl::register).
@@ -44,7 +44,7 @@ pub trait NoticedPuts {
     /// As for [`Tx::put`](crate::Tx::put).
     ///
     /// # Errors
-    /// [`SendError::Unsupported`], also for a region without a notice: use `put`, and send a
+    /// [`SendError::Unsupported`], including for a region without a notice: use `put`, and send a
     /// message when it has completed. Otherwise see [`SendError`].
     unsafe fn put_last(
         &mut self,

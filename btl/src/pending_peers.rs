@@ -1,4 +1,4 @@
-//! Extension: peers that have connected before they were added.
+//! Extension: peers that connect before they are added.
 //!
 //! A transport of a job knows them by rank. An *open* transport has no job: each process chooses a
 //! random identity, and numbers its peers by itself in the order in which it adds them. It cannot
@@ -10,10 +10,10 @@
 use crate::contract::PeerInfo;
 use crate::values::{Rank, Unreachable};
 
-/// Admission of pending peers: ranks whose connection was accepted and that were not added yet.
+/// Admission of pending peers: ranks whose connection was accepted but which were not added yet.
 /// Their messages wait until they are.
 pub trait PendingPeers {
-    /// Returns the ranks that have connected and were not added.
+    /// Returns the ranks that have connected but were not added.
     fn pending_peers(&self) -> Vec<Rank> {
         Vec::new()
     }
@@ -24,7 +24,7 @@ pub trait PendingPeers {
         false
     }
 
-    /// Closes the connection of a pending peer and tells it the `reason`. Other ranks are ignored.
+    /// Closes the connection of a pending peer and sends it the `reason`. Other ranks are ignored.
     ///
     /// A peer that is neither added nor refused occupies its place until the transport is closed.
     fn refuse(&mut self, rank: Rank, reason: &str) {
@@ -37,8 +37,8 @@ pub trait PendingPeers {
         None
     }
 
-    /// Adds a stranger as `peer`, which is reached by the connection that it has made. If `peer`
-    /// was added before, its connection is accepted.
+    /// Adds a stranger as `peer`, which is reached over the connection that it has opened. If
+    /// `peer` was added before, its connection is accepted.
     ///
     /// # Errors
     /// [`Unreachable`]; the connection was refused.
@@ -49,7 +49,7 @@ pub trait PendingPeers {
         })
     }
 
-    /// Closes the connection of a stranger and tells it the `reason`.
+    /// Closes the connection of a stranger and sends it the `reason`.
     fn refuse_stranger(&mut self, stranger: u64, reason: &str) {
         let _ = (stranger, reason);
     }

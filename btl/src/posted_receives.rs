@@ -1,4 +1,4 @@
-//! Extension: receives that the sender can fill by itself (LiMIC, section 4.3).
+//! Extension: receives that the sender can fill directly (LiMIC, section 4.3).
 //!
 //! A receiver publishes its posted receives. A sender that finds one for its message copies the
 //! bytes into it, so that a message takes one copy and no request for permission. A transport
@@ -6,7 +6,7 @@
 
 use crate::values::{Rank, SendError};
 
-/// Context and tag of a message, as receives select by them.
+/// Context and tag of a message, by which receives select it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Envelope {
     /// Communication context; never a wildcard.
@@ -15,7 +15,7 @@ pub struct Envelope {
     pub tag: i32,
 }
 
-/// A receive that peers may fill by themselves.
+/// A receive that peers may fill directly.
 #[derive(Clone, Copy, Debug)]
 pub struct PostedReceive {
     /// Rank that may fill it; `None`: any rank.
@@ -28,11 +28,11 @@ pub struct PostedReceive {
     pub buffer: *mut u8,
     /// Length of that memory, in bytes.
     pub length: usize,
-    /// Value that [`Events::received`](crate::Events::received) returns.
+    /// Value that [`Events::received`](crate::Events::received) passes back.
     pub token: u64,
 }
 
-/// Name of a posted receive within its transport.
+/// Identifier of a posted receive within its transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PostId(pub u64);
 
@@ -67,19 +67,19 @@ pub trait PostedReceives {
     /// [`Events::received`](crate::Events::received) or [`Withdrawn::Yes`].
     ///
     /// # Safety
-    /// `receive.buffer` is writable for `receive.length` bytes, and neither read nor written by
-    /// others, until then.
+    /// `receive.buffer` must be valid for writes of `receive.length` bytes, and no other code may
+    /// access it, until then.
     unsafe fn post(&mut self, receive: &PostedReceive) -> Option<PostId> {
         let _ = receive;
         None
     }
 
     /// Withdraws a posted receive, to cancel it or because a message that arrived otherwise matches
-    /// it. Unknown ids are [`Withdrawn::Yes`].
+    /// it. Unknown ids return [`Withdrawn::Yes`].
     ///
     /// [`Events::message`](crate::Events::message) may call it. A message counts as seen, for
     /// [`send_to_posted`](PostedReceives::send_to_posted), when its callback returns: a receive
-    /// that is withdrawn later could meanwhile be filled by a younger message.
+    /// that is withdrawn later could be filled by a newer message before that.
     fn withdraw(&mut self, post: PostId) -> Withdrawn {
         let _ = post;
         Withdrawn::Yes
@@ -92,7 +92,7 @@ pub trait PostedReceives {
     /// receiver learns the full length.
     ///
     /// # Safety
-    /// `local` is readable for `length` bytes during the call.
+    /// `local` must be valid for reads of `length` bytes during the call.
     ///
     /// # Errors
     /// See [`SendError`]. After an error nothing was sent.

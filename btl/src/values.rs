@@ -7,7 +7,7 @@ pub type Rank = u32;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct Unreachable {
-    /// Explanation for people: what was tried, and what can be done.
+    /// Explanation for the user: what was tried, and what can be done.
     pub reason: String,
 }
 
@@ -22,7 +22,7 @@ pub enum Probe {
     Settled,
 }
 
-/// Reason why an operation was not taken. It had no effect.
+/// Reason why an operation was not accepted. It had no effect.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
     /// There is no room now. Try again after `progress`.
@@ -30,7 +30,7 @@ pub enum SendError {
     Busy,
     /// The length exceeds [`PeerInfo::max_send`](crate::PeerInfo::max_send) (message),
     /// [`MAX_HEADER`](crate::MAX_HEADER) (header) or the region (`get`, `put`).
-    #[error("{length} bytes where at most {limit} are possible")]
+    #[error("{length} bytes exceed the limit of {limit}")]
     TooLong {
         /// Requested length, in bytes.
         length: usize,
@@ -54,7 +54,7 @@ pub enum SendError {
     #[error("this transport does not support the operation")]
     Unsupported,
     /// The key was not made by this transport of that peer.
-    #[error("a region key that this transport did not make")]
+    #[error("the region key was not made by this transport")]
     BadKey,
     /// The transport was closed.
     #[error("the transport is closed")]
@@ -67,22 +67,22 @@ pub enum PeerError {
     /// Its process ended.
     #[error("its process ended")]
     Died,
-    /// It closed its transport in order. What is still sent to it fails.
+    /// It closed its transport gracefully. Messages that are still sent to it fail.
     #[error("it left the job")]
     Left,
-    /// It is not there any more, and there was no connection to it, so how it ended is not known:
-    /// it may have left the job in order.
-    #[error("it is not there any more: its process ended or left the job")]
+    /// It no longer exists, and there was no connection to it, so it is unknown how it ended: it
+    /// may have left the job gracefully.
+    #[error("it no longer exists: its process ended or left the job")]
     Gone,
     /// The connection is lost: link down, daemon ended, timeout, or dropped by either side.
     #[error("lost: {0}")]
     Lost(String),
     /// It violated the protocol.
-    #[error("it broke the protocol: {0}")]
+    #[error("it violated the protocol: {0}")]
     Violation(String),
 }
 
-/// Result of an operation that was taken.
+/// Result of an operation that was accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Started {
     /// It is complete. No event follows.
@@ -94,9 +94,9 @@ pub enum Started {
 /// Memory that peers may access by `get` and `put`, until it is deregistered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// Names the registration for [`Btl::deregister`](crate::Btl::deregister).
+    /// Identifies the registration for [`Btl::deregister`](crate::Btl::deregister).
     pub handle: u64,
-    /// Names the region for peers; the owner sends it in a message. At most
+    /// Identifies the region for peers; the owner sends it in a message. At most
     /// [`MAX_KEY`](crate::MAX_KEY) bytes.
     pub key: Vec<u8>,
 }

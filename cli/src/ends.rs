@@ -1,4 +1,4 @@
-//! The other end: its node's address, and the client that reaches it.
+//! Finds the other end: the address of its node, and the client that reaches it.
 
 use std::io::ErrorKind;
 
@@ -12,38 +12,37 @@ use crate::out::Failure;
 /// Carrier of streams and datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Carrier {
-    /// Raw Ethernet, by the node's daemon
+    /// Raw Ethernet, through the node's daemon
     Raw,
-    /// UDP, by this program
+    /// UDP, sent by this program itself
     Udp,
 }
 
-/// Options about the way between the nodes, of all programs that open streams.
+/// Options of the carrier and the interface, for all programs that open streams.
 #[derive(Clone, Debug, Args)]
-pub struct Way {
-    /// Interface to use [default: for a server all, for a client the one that reaches the node]
+pub struct CarrierOptions {
+    /// Interface to use [default: all for a server; the one that reaches the node for a client]
     #[arg(short = 'I', long, value_name = "IF")]
     pub interface: Option<String>,
-    /// Carrier [default: for a server raw, for a client that of the node's address]
+    /// Carrier [default: raw for a server; that of the node's address for a client]
     #[arg(long, value_name = "CARRIER")]
     pub carrier: Option<Carrier>,
-    /// With --carrier udp, the UDP port of a server; its clients write NODE@PORT for another port
-    /// than 2805
+    /// With --carrier udp, the UDP port of a server; its clients write NODE@PORT if it is not 2805
     #[arg(long, value_name = "PORT", default_value_t = esp_proto::UDP_PORT)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     pub udp_port: u16,
 }
 
-impl Way {
-    /// Returns the client of a server: that of the daemon, or one that needs none.
+impl CarrierOptions {
+    /// Returns the client for a server: one of the daemon, or one that needs no daemon.
     ///
     /// # Errors
-    /// There is no daemon, the UDP port is in use, or a key file is not usable.
+    /// There is no daemon, the UDP port is in use, or a key file cannot be used.
     pub fn serve(&self) -> Result<Client, Failure> {
         match self.carrier {
             Some(Carrier::Udp) => {
                 Client::udp_at(self.udp_port).map_err(|error| match error.kind() {
-                    // Its text ends with the advice to choose another port.
+                    // The text of the error ends with the advice to choose another port.
                     ErrorKind::AddrInUse => Failure::new(format_args!("{error} (--udp-port)")),
                     _ => Failure::new(error),
                 })
@@ -55,7 +54,7 @@ impl Way {
     /// Returns the client that reaches a node, and the address of this port there.
     ///
     /// # Errors
-    /// The name is unknown, the carrier does not fit, or there is no daemon.
+    /// The name is unknown, the carrier does not match the address, or there is no daemon.
     pub fn reach(&self, node: &str, port: u16) -> Result<(Client, EspAddr), Failure> {
         let hint = |name: &str| hint::of(name, &Names::load());
         let addr = look_up(node, self.interface.as_deref(), self.carrier, hint)?;
@@ -70,7 +69,7 @@ impl Way {
     }
 }
 
-/// Describes an error of a connection; for an unknown name, with what the user may have meant.
+/// Describes an error of a connection; if a name is unknown, with a suggestion.
 pub fn describe(error: &std::io::Error) -> String {
     let hint = match EspError::of(error) {
         Some(EspError::UnknownName { name, .. }) => hint::of(name, &Names::load()),
@@ -83,7 +82,7 @@ pub fn describe(error: &std::io::Error) -> String {
 /// name.
 ///
 /// # Errors
-/// The name is unknown, the carrier does not fit, or it is the address of a group.
+/// The name is unknown, the carrier does not match the address, or it is a group address.
 pub(crate) fn look_up(
     node: &str,
     interface: Option<&str>,
@@ -103,7 +102,7 @@ pub(crate) fn look_up(
     })?;
     if carrier == Some(Carrier::Raw) && addr.is_udp() {
         return Err(Failure::new(format_args!(
-            "{node} has no Ethernet address: add it to /etc/ethers, or leave out --carrier raw"
+            "{node} has no Ethernet address: add it to /etc/ethers, or omit --carrier raw"
         )));
     }
     if addr.is_group() {

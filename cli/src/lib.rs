@@ -2,7 +2,7 @@
 //! `esplab` shares with them.
 //!
 //! Each program has a module per step: *flags* (the command line, by clap), *plan* (the checked
-//! request), *run* (the work) and *report* (text for people or one JSON object per line, from the
+//! request), *run* (the work) and *report* (text for users or one JSON object per line, from the
 //! same structs).
 #![forbid(unsafe_code)]
 #![cfg_attr(

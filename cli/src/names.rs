@@ -1,4 +1,4 @@
-//! Names of nodes: `MAC name` lines of the file in which `esp-client` looks names up.
+//! Names of nodes: `MAC name` lines of the file in which `esp-client` looks up names.
 
 use std::collections::HashMap;
 use std::fs;
@@ -6,7 +6,7 @@ use std::fs;
 use esp_client::NodeAddr;
 use esp_client::ethers_path;
 
-/// Names by address, for output only: entries that cannot be read are skipped.
+/// Names by address, for output only: invalid entries are skipped.
 #[derive(Clone, Debug, Default)]
 pub struct Names(HashMap<NodeAddr, String>);
 
@@ -38,7 +38,7 @@ impl Names {
         self.0.values().map(String::as_str)
     }
 
-    /// Formats `name (address)`, or the address alone.
+    /// Formats `name (address)`, or only the address if it has no name.
     pub fn show(&self, mac: NodeAddr) -> String {
         self.of(mac)
             .map_or_else(|| mac.to_string(), |name| format!("{name} ({mac})"))

@@ -19,16 +19,17 @@ pub enum Verdict {
     Code(u8),
 }
 
-/// The program could not run: one line, and exit code 2 unless said otherwise.
+/// Reason why the program could not run: printed as one line, with exit code 2 unless stated
+/// otherwise.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// Names the event, the place and the remedy.
+    /// A text that names the event, the place and the remedy.
     #[error("{0}")]
     Text(String),
-    /// A command that was to be run cannot be: exit code as of a shell, 126 or 127.
+    /// A command cannot be run: exit code 126 or 127, like a shell's.
     #[error("{1}")]
     Command(u8, String),
-    /// The task broke off midway: one line, and exit code 1.
+    /// The task failed midway: exit code 1.
     #[error("{0}")]
     Broken(String),
     /// Writing the output failed; a closed pipe ends the program cleanly.
@@ -42,19 +43,19 @@ impl Failure {
         Failure::Text(text.to_string())
     }
 
-    /// Creates a failure of what broke off midway.
+    /// Creates a failure of a task that failed midway.
     pub fn broken(text: impl Display) -> Failure {
         Failure::Broken(text.to_string())
     }
 }
 
 /// Adds context to an error.
-pub trait Doing<T> {
-    /// Turns the error into a [`Failure`] that begins with `what`.
+pub trait Context<T> {
+    /// Converts the error to a [`Failure`] that begins with `what`.
     fn doing(self, what: impl Display) -> Result<T, Failure>;
 }
 
-impl<T, E: Display> Doing<T> for Result<T, E> {
+impl<T, E: Display> Context<T> for Result<T, E> {
     fn doing(self, what: impl Display) -> Result<T, Failure> {
         self.map_err(|e| Failure::Text(format!("{what}: {e}")))
     }
@@ -96,15 +97,15 @@ pub fn note(text: impl Display) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Replaces control characters in a text that others chose, which could confuse a terminal.
+/// Replaces control characters in an untrusted text, which could confuse a terminal.
 pub fn printable(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { '?' } else { c })
         .collect()
 }
 
-/// Formats the name of a program and its process id, as far as known: `name[pid]`. Programs choose
-/// their name.
+/// Formats the name of a program and its process ID, if known: `name[pid]`. Programs choose their
+/// own name.
 pub fn program(owner: &Owner) -> String {
     let mut text = printable(owner.program.as_deref().unwrap_or("-"));
     if let Some(pid) = owner.pid {

@@ -11,7 +11,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 /// Flag that is set by SIGINT and SIGTERM.
 #[derive(Debug, Default)]
 pub struct Interrupt {
-    /// None in tests.
+    /// `None` in tests.
     signals: Option<Signals>,
     arrived: Cell<bool>,
 }
@@ -30,12 +30,12 @@ impl Interrupt {
         })
     }
 
-    /// Returns what becomes readable when a signal arrives; `None` in tests.
+    /// Returns the signals, whose descriptor becomes readable when one arrives; `None` in tests.
     pub fn signals(&self) -> Option<&Signals> {
         self.signals.as_ref()
     }
 
-    /// Waits this long; returns true if a signal has arrived, which ends the wait.
+    /// Waits for this time; returns true if a signal has arrived, which ends the wait.
     pub fn waits(&self, mut pause: Duration) -> bool {
         while !pause.is_zero() && !self.is_set() {
             let step = pause.min(Duration::from_millis(50));
@@ -59,7 +59,7 @@ impl Interrupt {
 pub struct Signals(SignalFd);
 
 impl Signals {
-    /// Blocks these signals in the calling thread, and so in the programs that it starts later.
+    /// Blocks these signals in the calling thread, and thus in the programs that it starts later.
     ///
     /// # Errors
     /// The signals cannot be blocked.

@@ -3,8 +3,9 @@
 /// Maximum length of words that are compared, in bytes: the cost is the product of the lengths.
 const MAX_WORD: usize = 255;
 
-/// Returns the known word that is closest to the given one, if a slip of the keyboard could have
-/// made one of the other: a third of the letters may differ. Of several, the first in the alphabet.
+/// Returns the known word that is closest to the given one, if a typing error is plausible: at most
+/// a third of the letters may differ. Of equally close words, returns the first in alphabetical
+/// order.
 pub fn closest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let lower = word.to_lowercase();
     let most = (word.chars().count() / 3).max(1);
@@ -17,7 +18,7 @@ pub fn closest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
     near.min().map(|(_, word)| word)
 }
 
-/// Formats `: did you mean …?` for the closest known word; the empty text if there is none.
+/// Formats `: did you mean …?` for the closest known word; an empty text if there is none.
 pub fn did_you_mean<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     closest(word, known).map_or_else(String::new, |known| format!(": did you mean `{known}`?"))
 }

@@ -39,7 +39,7 @@ pub fn bytes(text: &str) -> Result<u64, String> {
 pub fn count(text: &str) -> Result<u64, String> {
     let count = text.parse().ok().filter(|count| *count > 0);
     count.ok_or_else(|| {
-        format!("invalid number `{text}`: write a whole number from 1 on, such as 10")
+        format!("invalid number `{text}`: write a whole number of at least 1, such as 10")
     })
 }
 
@@ -128,7 +128,7 @@ pub fn show_rate(bits: u64) -> String {
     format!("{bits}bit")
 }
 
-/// Formats with up to two digits after the point, without trailing zeros.
+/// Formats a number with up to two digits after the point, without trailing zeros.
 fn trimmed(value: f64) -> String {
     let text = format!("{value:.2}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()

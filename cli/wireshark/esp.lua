@@ -1,6 +1,6 @@
 -- Wireshark dissector of ESP and EDP, over raw Ethernet and in UDP (docs/wire-format.md).
 --
--- Wireshark has an `esp` (IPsec's) and an `edp` (Extreme Networks') already: the names here are
+-- Wireshark already has the names `esp` (IPsec) and `edp` (Extreme Networks), so the names here are
 -- `espe` and `edpe`, "over Ethernet". How to install it: docs/capture.md.
 
 set_plugin_info({
@@ -8,7 +8,7 @@ set_plugin_info({
   description = "ESP and EDP, the Ethernet Streaming and Datagram Protocols",
 })
 
--- The other files are beside this one, in whatever folder that is.
+-- The other files are in the folder of this one.
 local folder = debug.getinfo(1, "S").source:match("^@(.*[/\\])") or ""
 local analysis = dofile(folder .. "esp_analysis.lua")
 local blocks = dofile(folder .. "esp_blocks.lua")
@@ -21,38 +21,38 @@ local edpe = Proto("edpe", "Ethernet Datagram Protocol")
 -- The carrier: packets of both protocols in UDP.
 local espudp = Proto("espudp", "ESP and EDP in UDP")
 
--- Bytes of the header without the packet type, of the packet type, and of the shortest packet in
--- UDP (W-120).
-local HEADER, TYPE, SHORTEST = 11, 2, 48
+-- Length of the header without the packet type, of the packet type, and minimum length of a packet
+-- in UDP (W-120), in bytes.
+local HEADER, TYPE, MIN_PACKET = 11, 2, 48
 
 espe.prefs.esp_type = Pref.uint("EtherType of ESP", 0x88b5, "As in the daemon's configuration")
 espe.prefs.edp_type = Pref.uint("EtherType of EDP", 0x88b6, "As in the daemon's configuration")
 espe.prefs.udp_ports = Pref.range("UDP ports", "2805", "Ports of daemons that serve UDP", 65535)
 espe.prefs.any_port = Pref.bool("Look for ESP on all UDP ports", true,
-  "Programs without a daemon use any port; datagrams that look like ESP are taken for it")
+  "Programs without a daemon use any port; decode datagrams that look like ESP")
 espe.prefs.analyze = Pref.bool("Analyze sequence numbers", true,
   "Relative numbers, round trips, retransmissions, losses")
 
 local f, remarks = fields.define(espe, blocks, secure)
 local g, complaints = fields.define_datagrams(edpe, datagrams, secure)
 
--- Values of other dissectors in the packet. The addresses of `pinfo` are no use as names of a
--- path: they change when a name is resolved.
+-- Values of other dissectors in the packet. The addresses of `pinfo` cannot identify a path,
+-- because they change when a name is resolved.
 local carriers = {
   eth = { Field.new("eth.src"), Field.new("eth.dst") },
   ip = { Field.new("ip.src"), Field.new("ip.dst") },
   ipv6 = { Field.new("ipv6.src"), Field.new("ipv6.dst") },
 }
 
--- What is known of the capture, from the first pass: the connections, and the remarks on each
--- packet by frame number and offset.
+-- Results of the first pass over the capture: the connections, and the remarks on each packet by
+-- frame number and offset.
 local state, requests, known
 
 function espe.init()
   state, requests, known = analysis.new(), datagrams.new(), {}
 end
 
--- Returns the innermost addresses of some kind as text; nil where there are none.
+-- Returns the innermost addresses of the given kinds as text; nil if there are none.
 local function addresses(names)
   local found = {}
   for _, name in ipairs(names) do
@@ -99,7 +99,7 @@ local function kind_of(flags, len)
   local alone = { [0x01] = "syn", [0x03] = "synack", [0x08] = "rst", [0x0a] = "rst",
     [0x21] = "move" }
   if alone[plain] and not ext then return alone[plain] end
-  return nil, "W-11: no valid combination of flags"
+  return nil, "W-11: an invalid combination of flags"
 end
 
 local function flag_names(flags)
@@ -110,8 +110,8 @@ local function flag_names(flags)
   return #names > 0 and table.concat(names, ", ") or "none"
 end
 
--- Adds the header, from the destination port on, and returns its values and the item of each
--- sequence number.
+-- Adds the header, which starts at the destination port, and returns its values and the item of
+-- each sequence number.
 local function header(tvb, at, tree, own)
   local function number(offset, len) return tvb(at + offset, len):uint() end
   local p = { dstport = number(0, 2), srcport = number(2, 2), seq = number(4, 2),
@@ -128,7 +128,7 @@ local function header(tvb, at, tree, own)
   return p, items
 end
 
--- Shows what the analysis found, and returns the remarks as a text for the list of packets.
+-- Shows the results of the analysis, and returns the remarks as a text for the list of packets.
 local function show_analysis(result, tree, items)
   local text = ""
   tree:add(f["stream"], result.stream):set_generated()
@@ -157,7 +157,7 @@ local function show_analysis(result, tree, items)
   return text
 end
 
--- Analyses a sound packet on the first pass, and returns what is known of it.
+-- Analyses a valid packet on the first pass, and returns the results.
 local function analyze(pinfo, path, p, at)
   if not pinfo.visited and not (known[pinfo.number] and known[pinfo.number][at]) then
     local from = path.src .. "/" .. p.srcport
@@ -171,7 +171,7 @@ local function analyze(pinfo, path, p, at)
   return known[pinfo.number] and known[pinfo.number][at]
 end
 
--- Shows payload or block. Returns a text, and the rule that is broken, if any.
+-- Shows the payload or block. Returns a text, and the rule that is broken, if any.
 local function content(p, tvb, at, stop, tree)
   if at >= stop and p.kind ~= "rst" and p.kind ~= "move" and p.kind ~= "syn"
     and p.kind ~= "synack" then
@@ -191,8 +191,8 @@ local function content(p, tvb, at, stop, tree)
   return " " .. text
 end
 
--- Shows what follows the payload. Returns a text, and the rule that is broken, if any.
-local function behind(p, tvb, at, stop, tree)
+-- Shows the bytes after the payload. Returns a text, and the rule that is broken, if any.
+local function trailer(p, tvb, at, stop, tree)
   local text = ""
   if has(p.flags, 0x10) then
     local sub = stop > at and tree:add(f["block"], tvb(at, stop - at), "Extension")
@@ -209,7 +209,7 @@ local function behind(p, tvb, at, stop, tree)
   return text
 end
 
--- Returns the numbers of a packet for the list: relative ones where they are known.
+-- Returns the numbers of a packet for the list: relative numbers if known.
 local function numbers(p, result)
   if not result then
     return string.format(" Seq=%d%s (raw)", p.seq,
@@ -223,8 +223,8 @@ local function numbers(p, result)
   return text
 end
 
--- An ESP packet whose header is complete, from the destination port at `at` to `stop`. `whole` is
--- where it ended before the capture cut it. Returns its summary.
+-- Shows an ESP packet with a complete header, from the destination port at `at` to `stop`. `whole`
+-- is the position where it ended before the capture cut it. Returns its summary.
 local function stream_packet(tvb, at, stop, whole, pinfo, tree, path)
   local p, items = header(tvb, at, tree, f)
   for _, flag in ipairs(blocks.FLAGS) do
@@ -243,8 +243,8 @@ local function stream_packet(tvb, at, stop, whole, pinfo, tree, path)
   local text, more = "", ""
   if not broken and body + p.len <= stop then
     text, broken = content(p, tvb, body, body + p.len, tree)
-    if not broken then more, broken = behind(p, tvb, body + p.len, stop, tree) end
-    -- What is missing may be in the bytes that were not captured.
+    if not broken then more, broken = trailer(p, tvb, body + p.len, stop, tree) end
+    -- Missing fields may be in the bytes that were not captured.
     if cut then broken = nil end
   end
   if not broken and not cut then broken = path.broken end
@@ -258,7 +258,7 @@ local function stream_packet(tvb, at, stop, whole, pinfo, tree, path)
     flag_names(p.flags), numbers(p, result), p.len, text, more)
 end
 
--- An EDP packet; as `stream_packet`.
+-- Shows an EDP packet, like `stream_packet`.
 local function datagram(tvb, at, stop, whole, pinfo, tree, path)
   local p, items = header(tvb, at, tree, g)
   items.flags:add(g["flags.ctl"], tvb(at + 10, 1))
@@ -285,8 +285,8 @@ local function datagram(tvb, at, stop, whole, pinfo, tree, path)
   return string.format("%d → %d %s", p.srcport, p.dstport, text)
 end
 
--- A packet with flag 0x80, whose contents only its receiver can read. Returns its summary, or nil if
--- it is not one of W-141.
+-- Shows a packet with flag 0x80, whose contents only its receiver can read. Returns its summary, or
+-- nil if it does not conform to W-141.
 local function protected(tvb, at, stop, whole, tree, own)
   local sub = secure.packet(tvb, at + HEADER, stop, whole, tree, own)
   if not sub then return nil end
@@ -295,7 +295,7 @@ local function protected(tvb, at, stop, whole, tree, own)
   return string.format("%d → %d [Protected] %s", p.srcport, p.dstport, sub)
 end
 
--- Shows one packet, whose header begins with the packet type in UDP and behind it else.
+-- Shows one packet, whose header begins with the packet type in UDP, and otherwise after it.
 local function packet(proto, tvb, at, stop, whole, pinfo, tree, in_udp)
   local sub = stop > at and tree:add(proto, tvb(at, stop - at)) or tree:add(proto)
   local stream = proto == espe
@@ -315,7 +315,7 @@ local function packet(proto, tvb, at, stop, whole, pinfo, tree, in_udp)
     return "[Malformed] " .. text
   end
   local show, path = stream and stream_packet or datagram, path_of(pinfo, in_udp)
-  if in_udp and whole - at < SHORTEST then path.broken = "W-120: fewer than 48 bytes" end
+  if in_udp and whole - at < MIN_PACKET then path.broken = "W-120: fewer than 48 bytes" end
   local text
   if tvb(first + 10, 1):uint() >= 0x80 then
     text = protected(tvb, first, stop, whole, sub, stream and f or g)
@@ -335,28 +335,29 @@ end
 espe.dissector = raw(espe)
 edpe.dissector = raw(edpe)
 
--- Returns the protocol of the packet at this place of a datagram, if there can be one.
+-- Returns the protocol of the packet at this position of a datagram, if there can be one.
 local function protocol_at(tvb, at)
   if tvb:len() < at + TYPE then return nil end
   local kind = tvb(at, TYPE):uint()
   return kind == espe.prefs.esp_type and espe or kind == espe.prefs.edp_type and edpe or nil
 end
 
--- Returns the length of a packet within segments of one length: it is padded only to the shortest.
+-- Returns the length of a packet that is followed by others: it is padded only to the minimum
+-- length.
 local function length_at(tvb, at)
   local len = TYPE + HEADER
   if tvb:len() < at + len then return tvb:len() - at end
-  -- The length of a protected packet is not in it.
+  -- A protected packet does not contain its length.
   if tvb(at + 12, 1):uint() >= 0x80 then return tvb:len() - at end
   len = len + tvb(at + 10, 2):uint()
   if has(tvb(at + 12, 1):uint(), 0x10) and protocol_at(tvb, at) == espe
     and tvb:len() > at + len then
     len = len + tvb(at + len, 1):uint()
   end
-  return math.max(len, SHORTEST)
+  return math.max(len, MIN_PACKET)
 end
 
--- The kernel cuts and joins datagrams late: where a capture sees segmentation offload, a datagram
+-- The kernel splits and joins datagrams late: if a capture sees segmentation offload, a datagram
 -- contains several packets.
 function espudp.dissector(tvb, pinfo, tree)
   local proto = protocol_at(tvb, 0)
@@ -364,7 +365,7 @@ function espudp.dissector(tvb, pinfo, tree)
   local at, count, first = 0, 0, nil
   while proto do
     local stop = at + length_at(tvb, at)
-    local following = tvb:len() >= stop + SHORTEST and protocol_at(tvb, stop)
+    local following = tvb:len() >= stop + MIN_PACKET and protocol_at(tvb, stop)
     if not following then stop = tvb:len() end
     local whole = following and stop or tvb:reported_len()
     local text = packet(proto, tvb, at, stop, whole, pinfo, tree, true)
@@ -375,10 +376,10 @@ function espudp.dissector(tvb, pinfo, tree)
   return tvb:len()
 end
 
--- True for a datagram that is ESP or EDP by all that its header shows.
+-- Returns true if the header of a datagram is consistent with ESP or EDP.
 local function looks_like(tvb)
   local proto = protocol_at(tvb, 0)
-  if not proto or tvb:reported_len() < SHORTEST or tvb:len() < TYPE + HEADER then return false end
+  if not proto or tvb:reported_len() < MIN_PACKET or tvb:len() < TYPE + HEADER then return false end
   local len, flags = tvb(10, 2):uint(), tvb(12, 1):uint()
   if TYPE + HEADER + len > tvb:reported_len() then return false end
   if proto == edpe then return flags <= 1 end
@@ -394,7 +395,7 @@ end
 local ethertypes, udp = DissectorTable.get("ethertype"), DissectorTable.get("udp.port")
 local registered
 
--- Registers for the types and ports of the preferences.
+-- Registers the dissectors for the types and ports in the preferences.
 local function register()
   local p = espe.prefs
   if registered then

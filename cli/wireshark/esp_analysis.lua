@@ -1,5 +1,5 @@
 -- Follows the connections of a capture: relative sequence numbers, round trips, retransmissions,
--- losses. Knows nothing of Wireshark: records of packets in, remarks out.
+-- losses. Independent of Wireshark: takes records of packets and returns remarks.
 --
 -- Wireshark loads every .lua file of a plugin folder. Alone, this file has no effect.
 
@@ -7,11 +7,11 @@ local M = {}
 
 -- Sequence numbers are serial numbers of 16 bits.
 local WRAP = 65536
--- Numbers of a direction below the highest one of which packets and gaps are remembered, until they
--- are acknowledged: twice the largest window.
+-- Size of the range below the highest number of a direction in which packets and gaps are
+-- remembered until they are acknowledged: twice the maximum window.
 local REMEMBERED = 8192
--- A gap that is filled within a round trip was reordered, not lost; within this time, where the
--- round trip is unknown. TCP's analysis does so, too.
+-- A gap that is filled within a round trip was reordered, not lost; this time is used if the round
+-- trip is unknown, as in Wireshark's analysis of TCP.
 local REORDERED_SECONDS = 0.003
 
 -- Kinds of packets that take a sequence number.
@@ -23,7 +23,7 @@ end
 
 -- One direction of a connection. Numbers are relative to the SYN, which has 0, and do not wrap.
 local function new_direction()
-  -- `missing`: when the gap was noticed that a number is in.
+  -- `missing`: for each missing number, the time at which its gap was noticed.
   return { sent = {}, missing = {}, duplicates = 0 }
 end
 
@@ -38,14 +38,14 @@ local function bind(state, packet, stream, side)
   state.by_path[packet.reverse] = { stream = stream, side = 3 - side }
 end
 
--- Fixes the first number of a direction: the SYN has 0, or else the first packet seen has 1.
+-- Sets the first number of a direction: the SYN has 0; without a SYN, the first packet seen has 1.
 local function begin(direction, number, is_syn)
   direction.base = is_syn and number or (number - 1) % WRAP
   direction.high = is_syn and 0 or 1
   direction.acked = direction.high
 end
 
--- Returns the relative number nearest to the next one expected.
+-- Returns the relative number that is nearest to the next expected one.
 local function relative(direction, number)
   local ahead = (number - direction.base - direction.high) % WRAP
   if ahead >= WRAP / 2 then ahead = ahead - WRAP end
@@ -56,7 +56,7 @@ local function note(result, name, text)
   result.notes[#result.notes + 1] = { name = name, text = text }
 end
 
--- Finds the connection of a move by the nonces, which do not change with the path.
+-- Finds the connection of a move by its nonces, which do not change with the path.
 local function find_moved(state, packet)
   local move = packet.move
   local own, other = state.by_nonce[move.sender_nonce], state.by_nonce[move.nonce]
@@ -74,7 +74,8 @@ local function find(state, packet)
   if found and packet.kind == "syn" then
     local me = found.stream[found.side]
     local nonce = packet.setup and packet.setup.nonce
-    -- Another attempt on the ports of an earlier one, or of a connection seen from its middle on.
+    -- A new attempt on the ports of an earlier one, or of a connection whose start was not
+    -- captured.
     if me.base and me.nonce ~= nonce then found = nil end
   end
   if not found then
@@ -110,8 +111,8 @@ local function forget(direction, upto)
   direction.acked = upto
 end
 
--- Advances the highest number. What lies too far below it is forgotten: its acknowledgement may
--- never be captured.
+-- Advances the highest number. Numbers too far below it are forgotten, because their
+-- acknowledgement may never be captured.
 local function advance(direction, high)
   if high - direction.high > REMEMBERED then
     direction.sent, direction.missing = {}, {}
@@ -123,8 +124,8 @@ local function advance(direction, high)
   direction.high = high
 end
 
--- Measures the first round trip: from the SYN to the acknowledgement of its answer, wherever
--- between the two ends the capture was made. Unknown if the SYN was repeated.
+-- Measures the first round trip: from the SYN to the acknowledgement of its answer, which is
+-- correct wherever between the two ends the capture was made. Unknown if the SYN was repeated.
 local function follow_setup(packet, stream, me, peer)
   if packet.kind == "syn" then
     if me.syn_time then me.syn_repeated = true end
@@ -135,7 +136,7 @@ local function follow_setup(packet, stream, me, peer)
   end
 end
 
--- Judges a packet that repeats or fills a number below the highest one.
+-- Classifies a packet that repeats or fills a number below the highest one.
 local function judge_old(result, packet, stream, me, number)
   local first = me.sent[number]
   if first then
@@ -143,7 +144,7 @@ local function judge_old(result, packet, stream, me, number)
     result.since_original = packet.time - first.first_time
   end
   if number < me.acked then
-    note(result, "spurious_retransmission", "Retransmission of what was acknowledged already")
+    note(result, "spurious_retransmission", "Retransmission of an acknowledged packet")
   elseif first then
     note(result, "retransmission", "Retransmission of frame " .. first.first_frame)
   elseif packet.time - (me.missing[number] or packet.time)
@@ -157,7 +158,7 @@ end
 local function follow_sequence(result, packet, stream, me)
   if me.base == nil then begin(me, packet.seq, packet.kind == "syn" or packet.kind == "synack") end
   local number = relative(me, packet.seq)
-  -- A reset need not know a sequence number.
+  -- A reset need not contain a valid sequence number.
   if packet.kind == "rst" and math.abs(number - me.high) > REMEMBERED then return end
   result.seq = number
   if packet.kind == "rst" then return end
@@ -249,7 +250,7 @@ local function follow_extension(result, packet, me, peer)
     peer.probe = nil
   end
   if ext.ce then
-    -- The count begins with 0, which is known only if the set-up was captured.
+    -- The count starts at 0, but only if the set-up was captured is this known to be the start.
     local before = me.marks or (me.nonce and 0)
     local marked = before and (ext.ce - before) % WRAP or 0
     if marked > 0 and marked < WRAP / 2 then
@@ -272,9 +273,9 @@ local function follow_move(result, packet, stream, me, peer)
   note(result, "moved", "The connection continues on this path")
 end
 
--- Takes the next packet of the capture: path and reverse (names of both directions), kind, frame,
--- time in seconds, seq, ack (if valid), len, and the blocks setup, ext, move as far as they are
--- sound. Returns what is known of it.
+-- Handles the next packet of the capture: path and reverse (names of both directions), kind, frame,
+-- time in seconds, seq, ack (if valid), len, and the blocks setup, ext, move if valid. Returns the
+-- results of its analysis.
 function M.packet(state, packet)
   local stream, side = find(state, packet)
   local result = { stream = stream.index, notes = {} }

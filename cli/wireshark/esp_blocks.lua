@@ -20,7 +20,7 @@ M.STEPS = { [1] = "ASK", [2] = "ANSWER", [3] = "GO", [4] = "DONE", [5] = "GONE" 
 
 local ZERO = "0000000000000000"
 
--- Defines all fields of the blocks below a prefix; `add(name, field)` registers one.
+-- Defines all fields of the blocks; `add(name, field)` registers one.
 function M.define(add)
   local function number(bits, name, text, format, values, mask)
     local make = ({ [8] = ProtoField.uint8, [16] = ProtoField.uint16, [32] = ProtoField.uint32,
@@ -73,12 +73,12 @@ function M.define(add)
   add("ext.sack.range", ProtoField.string("espe.ext.sack.range", "Received"))
 end
 
--- Reads fields in turn from a range of bytes, each of which must be captured.
+-- Reads consecutive fields from a range of bytes, each of which must be captured.
 local function reader(tvb, at, stop)
   return { tvb = tvb, at = at, stop = stop }
 end
 
--- Returns the range of the next `len` bytes; nil once something is missing.
+-- Returns the range of the next `len` bytes; nil if bytes are missing.
 local function take(bytes, len)
   if not bytes.at or bytes.at + len > bytes.stop then
     bytes.at = nil
@@ -104,7 +104,7 @@ local function uint(range)
   return range and range:uint()
 end
 
--- Adds the number of other addresses and the addresses; returns the rule that they break.
+-- Adds the number of other addresses and the addresses; returns the rule that they break, if any.
 local function addresses(bytes, tree, f)
   local count = uint((field(bytes, tree, f["setup.addresses"], 1)))
   if not count or count < 1 or count > 8 then return "W-100: 1 to 8 other addresses" end
@@ -118,7 +118,7 @@ local function addresses(bytes, tree, f)
   end
 end
 
--- Set-up block. Returns its values and a short text, or nil and the rule that it breaks.
+-- Adds a set-up block. Returns its values and a short text, or nil and the rule that it breaks.
 function M.setup(tvb, at, stop, tree, f)
   local bytes = reader(tvb, at, stop)
   local version = uint((field(bytes, tree, f["setup.version"], 1)))
@@ -148,7 +148,7 @@ function M.setup(tvb, at, stop, tree, f)
     string.format("MaxPayload=%d Credit=%d", max_payload, credit)
 end
 
--- Reset block; returns as `setup`.
+-- Adds a reset block. Returns values as `setup` does.
 function M.reset(tvb, at, stop, tree, f)
   local bytes = reader(tvb, at, stop)
   local reason = uint((field(bytes, tree, f["reset.reason"], 1)))
@@ -162,7 +162,7 @@ function M.reset(tvb, at, stop, tree, f)
   return { reason = reason }, M.REASONS[reason] or "reason " .. reason
 end
 
--- Move block; returns as `setup`.
+-- Adds a move block. Returns values as `setup` does.
 function M.move(tvb, at, stop, tree, f)
   local bytes = reader(tvb, at, stop)
   local step = uint((field(bytes, tree, f["move.step"], 1)))
@@ -188,7 +188,7 @@ function M.move(tvb, at, stop, tree, f)
     string.format("%s Epoch=%d", M.STEPS[step], epoch)
 end
 
--- Adds what a bitmap says: bit k of byte j is sequence ack + 1 + 8j + k (W-42).
+-- Adds the contents of a bitmap: bit k of byte j is sequence ack + 1 + 8j + k (W-42).
 local function sack(range, tree, f, ack)
   local item = tree:add(f["ext.sack"], range)
   local count, from, ranges = 0, nil, {}
@@ -213,7 +213,7 @@ local function sack(range, tree, f, ack)
   return count
 end
 
--- Extension block; returns its values and its length, or nil and the rule that it breaks.
+-- Adds an extension block. Returns its values and its length, or nil and the rule that it breaks.
 function M.ext(tvb, at, stop, tree, f, ack)
   local bytes = reader(tvb, at, stop)
   local len = uint((field(bytes, tree, f["ext.len"], 1)))

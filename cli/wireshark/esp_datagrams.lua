@@ -1,5 +1,5 @@
--- EDP, the datagram protocol beside ESP (docs/wire-format.md, section 9): header, control
--- datagrams, and which reply belongs to which request.
+-- EDP, the datagram protocol that accompanies ESP (docs/wire-format.md, section 9): header, control
+-- datagrams, and the matching of replies to requests.
 --
 -- Wireshark loads every .lua file of a plugin folder. Alone, this file has no effect.
 
@@ -49,7 +49,7 @@ function M.new()
   return { requests = {}, replies = {}, replied = {} }
 end
 
--- Connects requests and replies, on the first pass over the capture.
+-- Matches requests and replies, on the first pass over the capture.
 local function follow(state, pinfo, path, packet)
   local control = packet.control
   if not control or pinfo.visited then return end
@@ -64,7 +64,7 @@ local function follow(state, pinfo, path, packet)
   local asked = state.requests[name]
   if asked then
     state.replies[pinfo.number] = { frame = asked.frame, seconds = pinfo.rel_ts - asked.time }
-    -- A broadcast has more than one; the first is shown.
+    -- A broadcast has several replies, the first of which is shown.
     state.replied[asked.frame] = state.replied[asked.frame] or pinfo.number
   end
 end
@@ -78,7 +78,7 @@ local function show_links(state, pinfo, tree, f, seconds)
   if answer then tree:add(f["reply_in"], answer):set_generated() end
 end
 
--- Body of an INFO_REPLY. Returns a text, or nil and the rule that it breaks.
+-- Adds the body of an INFO_REPLY. Returns a text, or nil and the rule that it breaks.
 local function info(tvb, at, stop, tree, f)
   if stop - at < 16 then return nil, "Section 9: an INFO_REPLY is longer" end
   tree:add(f["info.version"], tvb(at, 1))
@@ -96,7 +96,7 @@ local function info(tvb, at, stop, tree, f)
   return text
 end
 
--- Control datagram. Returns its type and a text, or nil and the rule that it breaks.
+-- Adds a control datagram. Returns its type and a text, or nil and the rule that it breaks.
 local function control(tvb, at, stop, tree, f)
   if at >= stop then return nil, "W-74: no control type" end
   local kind = tvb(at, 1):uint()
@@ -127,8 +127,8 @@ local function control(tvb, at, stop, tree, f)
   return kind, text
 end
 
--- Body of a datagram, whose header is shown already. Returns its summary, and the rule that it
--- breaks, if any.
+-- Adds the body of a datagram, whose header is shown already. Returns its summary, and the rule
+-- that it breaks, if any.
 function M.body(state, pinfo, path, packet, tvb, at, stop, tree, f, seconds)
   local text, broken = string.format("Number=%d Len=%d", packet.seq, packet.len), nil
   if packet.flags > 1 then

@@ -1,4 +1,5 @@
--- Fields and expert remarks of ESP and EDP. Their names are an interface: filters use them.
+-- Fields and expert remarks of ESP and EDP. Their names must not change, because users' filters
+-- contain them.
 --
 -- Wireshark loads every .lua file of a plugin folder. Alone, this file has no effect.
 
@@ -6,7 +7,7 @@ local M = {}
 
 M.BLOCKS = { setup = "Set-up", reset = "Reset", move = "Move" }
 
--- Remarks that the list of packets shows, too.
+-- Remarks that are also shown in the list of packets.
 M.IN_LIST = {
   retransmission = "Retransmission", spurious_retransmission = "Spurious retransmission",
   out_of_order = "Out of order", lost_segment = "Previous packets not captured",
@@ -50,7 +51,7 @@ local function analysis(add)
     add(name, ProtoField.uint32("espe.analysis." .. name, text))
   end
   add("analysis", ProtoField.none("espe.analysis", "Analysis"))
-  -- One field for all remarks; each has one of its own besides.
+  -- One field for all remarks; each remark also has a field of its own.
   add("remark", ProtoField.string("espe.analysis.remark", "Remark"))
   frame("acks_frame", "Acknowledges the packet in frame", frametype.ACK)
   time("ack_rtt", "Round trip to this acknowledgement")
@@ -70,7 +71,7 @@ local function experts()
   local found = {
     malformed = ProtoExpert.new("espe.malformed", "Malformed packet", group.MALFORMED,
       severity.ERROR),
-    cut = ProtoExpert.new("espe.cut", "The capture has not all bytes of the packet",
+    cut = ProtoExpert.new("espe.cut", "The capture lacks bytes of the packet",
       group.UNDECODED, severity.NOTE),
     reset = ProtoExpert.new("espe.reset", "Connection reset", group.SEQUENCE, severity.WARN),
   }
@@ -78,7 +79,7 @@ local function experts()
     found[name] = ProtoExpert.new("espe.analysis.remark." .. name, text, group.SEQUENCE, level)
   end
   remark("retransmission", "Retransmission", severity.NOTE)
-  remark("spurious_retransmission", "Retransmission of what was acknowledged already",
+  remark("spurious_retransmission", "Retransmission of an acknowledged packet",
     severity.NOTE)
   remark("out_of_order", "Out of order", severity.WARN)
   remark("lost_segment", "Packets before this one were not captured", severity.WARN)
@@ -111,7 +112,7 @@ function M.define(proto, blocks, secure)
   return found, remarks
 end
 
--- Registers the fields of EDP; returns as `define`.
+-- Registers the fields of EDP; returns values as `define` does.
 function M.define_datagrams(proto, datagrams, secure)
   local found = {}
   local function add(name, field) found[name] = field end
@@ -121,7 +122,7 @@ function M.define_datagrams(proto, datagrams, secure)
   local remarks = {
     malformed = ProtoExpert.new("edpe.malformed", "Malformed packet", group.MALFORMED,
       severity.ERROR),
-    cut = ProtoExpert.new("edpe.cut", "The capture has not all bytes of the packet",
+    cut = ProtoExpert.new("edpe.cut", "The capture lacks bytes of the packet",
       group.UNDECODED, severity.NOTE),
   }
   proto.fields, proto.experts = values(found), values(remarks)

@@ -5,8 +5,8 @@
 
 local M = {}
 
--- Bytes of session, counter and tag.
-local LEAST = 4 + 8 + 16
+-- Minimum length of a protected packet's content: session, counter and tag, in bytes.
+local MIN_LENGTH = 4 + 8 + 16
 local STEPS = { [1] = "HELLO", [2] = "ACCEPT" }
 local SUITES = { [0] = "integrity by AES-128-GCM", [1] = "encrypt by AES-128-GCM",
   [2] = "integrity by ChaCha20-Poly1305", [3] = "encrypt by ChaCha20-Poly1305",
@@ -25,7 +25,7 @@ function M.define(add, prefix)
   add("sec.group", ProtoField.uint64(name("group"), "First recent broadcast"))
   bytes("key", "Key id")
   bytes("run", "Run of the sender")
-  bytes("nonce", "Nonce of the side that said HELLO")
+  bytes("nonce", "Nonce of the side that sent HELLO")
   bytes("answer", "Nonce of the other side")
   bytes("mac", "HMAC")
   bytes("content", "Protected content")
@@ -42,10 +42,11 @@ local function setup(tvb, at, stop, tree, f)
   return STEPS[step] or "step " .. step
 end
 
--- Shows what follows the header of a protected packet, from `at` to `stop`; `whole` is where it
--- ended before the capture cut it. Returns a text, or nil if it is not one.
+-- Shows the bytes after the header of a protected packet, from `at` to `stop`; `whole` is the
+-- position where it ended before the capture cut it. Returns a text, or nil if it is not a
+-- protected packet.
 function M.packet(tvb, at, stop, whole, tree, f)
-  if whole - at < LEAST or stop - at < 12 then return nil end
+  if whole - at < MIN_LENGTH or stop - at < 12 then return nil end
   local session = tvb(at, 4):uint()
   if session > 1 and session < 2 ^ 31 then return nil end
   if session == 0 and whole - at < 98 then return nil end

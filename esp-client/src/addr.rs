@@ -77,7 +77,7 @@ impl FromStr for EspAddr {
     }
 }
 
-/// Parses the text form. Announced names are asked for through this client, or the shared one.
+/// Parses the text form. Announced names are requested through this client, or the shared one.
 fn parse(text: &str, client: Option<&Client>) -> Result<EspAddr, EspError> {
     let no_port = || bad_address(text, "the port is missing");
     if text.parse::<NodeAddr>().is_ok() {
@@ -96,7 +96,7 @@ fn at_port(host: &str, port: u16, client: Option<&Client>) -> Result<EspAddr, Es
     let percent = host[after..].find('%').map(|at| host.split_at(after + at));
     let (target, interface) = match percent.map(|(target, rest)| (target, &rest[1..])) {
         None => (host, None),
-        Some((_, "")) => return Err(bad_address(host, "the interface behind % is missing")),
+        Some((_, "")) => return Err(bad_address(host, "the interface after % is missing")),
         Some((target, interface)) => (target, Some(interface)),
     };
     Ok(EspAddr {
@@ -178,12 +178,12 @@ pub fn ethers_path() -> PathBuf {
 /// Returns the address of a text: the address itself, or that of a name.
 ///
 /// A name in [`ethers_path`] has an Ethernet address. `NAME.esp` is the node that announces NAME:
-/// nodes are asked through the shared client, on this interface or on all, for at most 0.3 s. Any
+/// requests are sent through the shared client, on this interface or on all, for at most 0.3 s. Any
 /// other name is looked up by the system's resolver (`/etc/hosts`, DNS) and is reached by UDP.
 ///
 /// # Errors
 /// [`EspError::UnknownName`]; [`EspError::AmbiguousName`] if several nodes announce the name; for
-/// an announced name also the errors of [`Client::shared`].
+/// an announced name, the errors of [`Client::shared`], too.
 pub fn resolve(target: &str, interface: Option<&str>) -> Result<NodeAddr, EspError> {
     look_up(target, interface, None)
 }
@@ -221,7 +221,7 @@ pub fn resolve_udp(target: &str) -> Result<NodeAddr, EspError> {
     first.ok_or_else(|| unknown(target, "the resolver has no address"))
 }
 
-/// Returns the address of a name in this file of `MAC name` lines. `#` begins a comment; the case
+/// Returns the address of a name in this file of `MAC name` lines. `#` starts a comment; the case
 /// of names is ignored.
 fn resolve_in(file: &Path, name: &str) -> Result<MacAddr, EspError> {
     let unknown = |why: String| unknown(name, why);
@@ -302,7 +302,7 @@ mod tests {
             ("02:00:00:00:00:01:65536", "1 to 65535"),
             ("02:00:00:00:00:01:+5", "1 to 65535"),
             ("02:00:00:00:00:01:", "1 to 65535"),
-            ("02:00:00:00:00:01%:5", "interface behind %"),
+            ("02:00:00:00:00:01%:5", "interface after %"),
             ("02:00:00:00:00:0g:5", "neither"),
             (":5", "neither"),
             ("a b:5", "neither"),

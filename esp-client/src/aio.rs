@@ -40,8 +40,8 @@ impl StreamBuilder {
     /// Connects through this client and the daemon; [`StreamBuilder::path`] and
     /// [`StreamBuilder::timeout`] have no effect. Dropping the future withdraws the attempt.
     ///
-    /// If the daemon ends before the stream is connected, the next one is asked again, for as long
-    /// as calls wait for the next daemon ([`Client::set_daemon_wait`]).
+    /// If the daemon ends before the stream is connected, the attempt is repeated at the next one,
+    /// for as long as calls wait for the next daemon ([`Client::set_daemon_wait`]).
     pub async fn connect_async_at(
         &self,
         client: &Client,
@@ -129,13 +129,13 @@ impl AsyncWrite for EspStream {
         true
     }
 
-    /// Sends what [`try_write_more`](crate::EspStream::try_write_more) holds back.
+    /// Sends the bytes that [`try_write_more`](crate::EspStream::try_write_more) holds back.
     fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.0.send_held();
         Poll::Ready(Ok(()))
     }
 
-    /// Ends the sending direction behind the written bytes.
+    /// Ends the sending direction after the written bytes.
     fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(self.0.shutdown(std::net::Shutdown::Write))
     }
@@ -170,7 +170,7 @@ impl EspListener {
     }
 
     fn poll_accept(&self, cx: &Context<'_>) -> Poll<io::Result<(EspStream, EspAddr)>> {
-        // Before the attempt, which so finds what arrived meanwhile.
+        // Before the attempt, so that no arrival is missed in between.
         self.0.register(cx);
         loop {
             match self.0.attempt()? {

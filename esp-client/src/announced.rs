@@ -1,8 +1,8 @@
 //! Names that nodes announce: `NAME.esp` is the node whose information reply has the name NAME.
 //!
 //! The request is that of `esping --discover`: a broadcast on each Ethernet interface of the
-//! daemon. The node's own interfaces, which a broadcast does not reach, are asked as well. Nothing
-//! is remembered, so a name is always that of a node that answers now.
+//! daemon. The node's own interfaces, which a broadcast does not reach, get a request, too. Nothing
+//! is cached, so a name is always that of a node that answers now.
 
 use std::time::{Duration, Instant};
 
@@ -12,11 +12,11 @@ use crate::client::Client;
 use crate::edp::{EdpSocket, NodeInfo};
 use crate::error::EspError;
 
-/// End of a name that is asked for on the segment.
+/// Suffix of a name that is requested on the segment.
 const DOMAIN: &str = ".esp";
 /// Maximum number of requests on each interface, until the name is announced.
 const ROUNDS: u16 = 3;
-/// Wait for the answers to each request, also after the first one: another node may announce the
+/// Wait for the answers to each request, even after the first answer: another node may announce the
 /// name, too.
 const ROUND: Duration = Duration::from_millis(100);
 /// Period of polling the sockets.
@@ -76,9 +76,9 @@ fn sockets(client: &Client, interface: Option<&str>) -> Result<Vec<EdpSocket>, E
     } else {
         client.status()?.interfaces
     };
-    // There is no broadcast over UDP.
-    let can_ask = interfaces.iter().filter(|i| i.up && !i.addr.is_udp());
-    can_ask.map(|interface| bind(&interface.name)).collect()
+    // UDP has no broadcast.
+    let usable = interfaces.iter().filter(|i| i.up && !i.addr.is_udp());
+    usable.map(|interface| bind(&interface.name)).collect()
 }
 
 /// Nodes that have announced the name.
@@ -94,7 +94,7 @@ impl<'a> Announcers<'a> {
         Announcers { name, nodes }
     }
 
-    /// Takes a datagram from a socket; false if there is none.
+    /// Takes a datagram from a socket. Returns false if there is none.
     fn receive(&mut self, socket: &EdpSocket) -> bool {
         let mut body = [0; MAX_REPLY];
         let Ok((len, info)) = socket.try_recv_from(&mut body) else {
@@ -128,7 +128,7 @@ impl<'a> Announcers<'a> {
             [(_, addr)] => Ok(*addr),
             [] if asked.is_empty() => Err(EspError::UnknownName {
                 name,
-                why: "no Ethernet interface of this node's daemon is up, so no node can be asked"
+                why: "no Ethernet interface of this node's daemon is up, so no request can be sent"
                     .into(),
             }),
             [] => Err(EspError::UnknownName {

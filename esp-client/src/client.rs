@@ -56,8 +56,8 @@ pub fn udp_interfaces() -> Vec<String> {
 /// **Exit.** Shared memory and sockets have no names in the file system, so `kill -9` leaves no
 /// files. The daemon resets the streams of a process that died. With streams over leases or
 /// [`Client::udp`], the exit of the process, and the drop of the client, wait at most 2 s until the
-/// peers have acknowledged the ends of streams that were closed or whose writing has ended; streams
-/// that are left then are reset.
+/// peers have acknowledged the ends of streams that were closed or finished writing; the remaining
+/// streams are then reset.
 #[derive(Clone)]
 pub struct Client {
     owner: Arc<Owner>,
@@ -86,9 +86,9 @@ struct Registry {
     pid: u32,
     /// By socket.
     open: HashMap<PathBuf, Arc<Mutex<Weak<Owner>>>>,
-    /// Keeps that of [`Client::shared`] open.
+    /// Keeps the client of [`Client::shared`] open.
     shared: Option<Client>,
-    /// That of [`Client::udp`].
+    /// Client of [`Client::udp`].
     udp: Arc<Mutex<Option<Client>>>,
 }
 
@@ -144,7 +144,8 @@ impl Client {
         if keep {
             let shared = client.clone();
             let earlier = registry().get_or_insert_default().shared.replace(shared);
-            // Not while the registry is locked: it may wait for the last bytes of its streams.
+            // Not while the registry is locked: dropping it may wait for the last bytes of its
+            // streams.
             drop(earlier);
         }
         Ok(client)
@@ -165,8 +166,8 @@ impl Client {
     /// file with a key, all packets are encrypted with it, and peers without it are not reached.
     ///
     /// # Errors
-    /// The node has no interface with an IP address that is up, the protection that is demanded is
-    /// not possible (a key file is not usable), or a system call failed.
+    /// No interface with an IP address is up, the required protection is not possible (a key file
+    /// is not usable), or a system call failed.
     pub fn udp() -> Result<Client, EspError> {
         let entry = Arc::clone(&registry().get_or_insert_default().udp);
         let mut entry = lock(&entry);
@@ -178,19 +179,19 @@ impl Client {
         Ok(client)
     }
 
-    /// Opens a client as [`Client::udp`] does that is not shared with the rest of the process, and
-    /// binds this UDP port on each interface: that of a server whose address its clients know.
+    /// Opens a client as [`Client::udp`] does, but not shared with the rest of the process, and
+    /// binds this UDP port on each interface: for a server whose clients know its address.
     ///
     /// # Errors
-    /// As for [`Client::udp`]; of kind `AddrInUse`, with the program that has it as far as known,
-    /// if the port is in use.
+    /// As for [`Client::udp`]; of kind `AddrInUse`, with the program that has it if known, if the
+    /// port is in use.
     pub fn udp_at(port: u16) -> Result<Client, EspError> {
         Self::open_udp(UdpAddresses::EachVersion, |_, _| true, port, (None, false))
     }
 
     /// Opens a client as [`Client::udp`] does, over those of these addresses that `wants` selects
     /// by interface and address, with this protection instead of that of the environment, and with
-    /// a notice if it is to be polled.
+    /// a notice if a [`Poller`](crate::Poller) serves it.
     pub(crate) fn open_udp(
         which: UdpAddresses,
         wants: impl Fn(&str, IpAddr) -> bool,
@@ -235,9 +236,10 @@ impl Client {
         Ok(client)
     }
 
-    /// Returns the counters of the packets' protection by a key or a checksum, for each interface
-    /// of a client that needs no daemon; none without. With a checksum, `auth_drop_forged` counts
-    /// damaged packets, and `auth_drop_setup_forged` damaged set-up packets.
+    /// Returns the counters of the protection of packets by a key or a checksum, for each interface
+    /// of a client that needs no daemon; empty without protection. With a checksum,
+    /// `auth_drop_forged` counts damaged packets, and `auth_drop_setup_forged` damaged set-up
+    /// packets.
     ///
     /// # Errors
     /// [`EspError::Forked`].
@@ -304,21 +306,21 @@ impl Client {
             .is_some_and(|leases| leases.holder(interface, port).is_some())
     }
 
-    /// Returns an error if the connection to the daemon is lost, also while this program waits for
+    /// Returns an error if the connection to the daemon is lost, even while this program waits for
     /// the next one.
     pub fn check(&self) -> Result<(), EspError> {
-        self.session().check_present()
+        self.session().check_connected()
     }
 
-    /// Returns an error once this program has stopped waiting for the next daemon: nothing that it
-    /// opened at the daemon goes on.
+    /// Returns an error once this program has stopped waiting for the next daemon: everything that
+    /// it opened at the daemon has ended.
     pub fn check_waiting(&self) -> Result<(), EspError> {
         self.session().check()
     }
 
     /// Sets the time for which this program waits when the daemon ends: its streams, listeners and
-    /// datagram sockets then continue at the next daemon, and calls wait meanwhile. Later the error
-    /// is [`EspError::DaemonGone`]. Default 35 s; zero: no wait.
+    /// datagram sockets then continue at the next daemon, and calls wait until then. After that
+    /// time the error is [`EspError::DaemonGone`]. Default 35 s; zero: no wait.
     pub fn set_daemon_wait(&self, wait: Duration) {
         self.session().set_patience(wait);
     }
@@ -328,24 +330,24 @@ impl Client {
         &self.session().path
     }
 
-    /// Returns true if streams with this path setting use a lease: the node's policy allows it to
-    /// this program.
+    /// Returns true if streams with this path setting may use a lease: the node's policy allows
+    /// this program leases.
     pub fn may_lease(&self, path: Path) -> bool {
         self.session().welcome().leases && path != Path::Daemon
     }
 
-    /// Returns a random number that the present daemon, or the last one, chose at its start.
+    /// Returns the random number that the current or last daemon chose at its start.
     pub fn incarnation(&self) -> u64 {
         self.session().welcome().incarnation
     }
 
-    /// Returns the node's interfaces as of the opening of the connection to the present daemon, or
-    /// to the last one. [`Client::status`] returns their present state.
+    /// Returns the node's interfaces as they were when the connection to the current or last daemon
+    /// was opened. [`Client::status`] returns their current state.
     pub fn interfaces(&self) -> Vec<InterfaceInfo> {
         self.session().welcome().interfaces.clone()
     }
 
-    /// Returns the interface of this name or, for `None`, the daemon's default: the first that is
+    /// Returns the interface with this name or, for `None`, the daemon's default: the first that is
     /// up, else the first; see [`Client::interfaces`].
     pub fn interface(&self, name: Option<&str>) -> Option<InterfaceInfo> {
         let welcome = self.session().welcome();
@@ -357,7 +359,7 @@ impl Client {
         found.cloned()
     }
 
-    /// Returns the MTU of the interface of this name.
+    /// Returns the MTU of the interface with this name.
     pub(crate) fn mtu(&self, name: &str) -> Option<u32> {
         let welcome = self.session().welcome();
         let mut all = welcome.interfaces.iter();
@@ -365,8 +367,8 @@ impl Client {
             .map(|found| found.mtu)
     }
 
-    /// Requests the node's links, connections, listeners, datagram ports and counters (as
-    /// `espstat`).
+    /// Requests the node's links, connections, listeners, datagram ports and counters, as `espstat`
+    /// does.
     pub fn status(&self) -> Result<Status, EspError> {
         match self.session().ask(&Request::Status)?.reply {
             Reply::Status(status) => Ok(*status),

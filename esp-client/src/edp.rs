@@ -24,7 +24,7 @@ pub use node_info::NodeInfo;
 
 /// Default size of each ring of a datagram socket, in bytes.
 pub const DEFAULT_EDP_RING: u32 = 256 << 10;
-/// Length of the header behind the EtherType in bytes; the MTU includes it (W-08).
+/// Length of the header after the EtherType in bytes; the MTU includes it (W-08).
 const EDP_HEADER_LEN: usize = 11;
 /// Port of a node's own services (W-70, W-71).
 pub const NODE_PORT: u16 = 0;
@@ -32,7 +32,8 @@ pub const NODE_PORT: u16 = 0;
 /// Event and operation of calls that receive.
 const RECEIVING: (Wake, &str) = (Wake::Readable, "receiving a datagram");
 
-/// Returns the present time of [`DatagramInfo::received_nanos`]: nanoseconds of CLOCK_MONOTONIC.
+/// Returns the current time on the clock of [`DatagramInfo::received_nanos`]: nanoseconds of
+/// CLOCK_MONOTONIC.
 pub fn monotonic_nanos() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let part = |n: i64| u64::try_from(n).unwrap_or(0);
@@ -177,8 +178,8 @@ impl EdpSocket {
     }
 
     /// Sends an echo request to a node, or with the broadcast address to all nodes of the segment.
-    /// A request to all has at most 64 bytes; a longer one is not sent, and the interface counts it
-    /// as `datagram_refused`. Each node answers 100 of them a second, and 32 at once.
+    /// A broadcast request has at most 64 bytes; a longer one is not sent, and the interface counts
+    /// it as `datagram_refused`. Each node answers 100 of them a second, and 32 at once.
     pub fn send_echo(
         &self,
         dst: impl Into<NodeAddr>,

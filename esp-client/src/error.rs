@@ -12,9 +12,9 @@ use esp_proto::{CloseReason, NodeAddr, ResetReason};
 use crate::control;
 use crate::control::codec::DecodeError;
 
-/// Ends the text of an error about descriptors that a reply names.
+/// End of the text of an error about descriptors that belong to a reply.
 pub(crate) const MISSING_DESCRIPTORS: &str =
-    "did not arrive; is this process at its limit of open files?";
+    "did not arrive (is this process at its limit of open files?)";
 
 /// Error of an ESP call.
 ///
@@ -31,13 +31,20 @@ pub enum EspError {
         kind: io::ErrorKind,
     },
     /// The daemon closed the control socket or died, and no other one continued in time
-    /// ([`Client::set_daemon_wait`](crate::Client::set_daemon_wait)). All streams and sockets of
-    /// this program at it are closed.
+    /// ([`Client::set_daemon_wait`](crate::Client::set_daemon_wait)), or the next one could not
+    /// resume the socket. Streams and sockets of this program that used the daemon are closed.
     #[error(
-        "lost the connection to the ESP daemon at {}: {why}; all streams through it are closed: open new ones when it runs again",
+        "lost the connection to the ESP daemon at {}: {why}; open new streams and sockets when it runs",
         socket.display()
     )]
     DaemonGone { socket: PathBuf, why: String },
+    /// No daemon runs, and this program waits for the next one
+    /// ([`Client::set_daemon_wait`](crate::Client::set_daemon_wait)).
+    #[error(
+        "no ESP daemon runs at {} now; this program waits for the next one, which resumes its streams",
+        socket.display()
+    )]
+    DaemonAbsent { socket: PathBuf },
     /// The daemon does not answer on its control socket.
     #[error("the ESP daemon at {} does not respond ({waiting_for}); see its log, or restart it", socket.display())]
     DaemonSilent {
@@ -172,7 +179,7 @@ fn listed(nodes: &[NodeAddr]) -> String {
 /// Returns possible reasons why a peer does not answer.
 fn silence(peer: &PeerName) -> &'static str {
     if peer.addr.is_udp() {
-        "no such node, nothing there uses ESP in UDP, or both have no key in common (ESP_KEY_FILE)"
+        "no such node, nothing there uses ESP in UDP, or the two sides have no key in common (ESP_KEY_FILE)"
     } else {
         "no such node on this segment, or no esp-daemon runs there"
     }
@@ -292,7 +299,7 @@ impl EspError {
         use io::ErrorKind as K;
         match self {
             E::Unreachable { kind, .. } => *kind,
-            E::DaemonGone { .. } => K::NotConnected,
+            E::DaemonGone { .. } | E::DaemonAbsent { .. } => K::NotConnected,
             E::BadControl { .. } | E::Memory { .. } => K::InvalidData,
             E::Resource { .. } => K::Other,
             E::Denied { kind, .. } => denied_kind(*kind),
@@ -328,8 +335,8 @@ fn denied_kind(kind: control::ErrorKind) -> io::ErrorKind {
     }
 }
 
-/// An [`EspError`] inside an [`io::Error`]. Its `Debug` output is the text, which is what a program
-/// prints whose `main` returns the error.
+/// An [`EspError`] inside an [`io::Error`]. Its `Debug` output is the text, so that the `Debug`
+/// output of the [`io::Error`] contains the text.
 #[derive(thiserror::Error)]
 #[error(transparent)]
 struct InIoError(EspError);

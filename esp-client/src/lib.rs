@@ -14,16 +14,16 @@
 //! and `try_` calls. With the feature `tokio` the module `aio` has asynchronous versions. The
 //! example `echo` is a complete server and client.
 //!
-//! What differs from std: a stream has no descriptor of its own to wait for, and so no `AsFd`; a
+//! Differences from std: a stream has no descriptor of its own to wait for, and so no `AsFd`; a
 //! [`Poller`] has one for many streams. There is no `try_clone`: `&EspStream` reads and writes, so
-//! share an `Arc<EspStream>` between threads. Errors are [`std::io::Error`]s whose `Display` is a
-//! sentence for people, and whose `Debug`, which `main` prints that returns an error, is not: print
-//! the error and return an [`ExitCode`](std::process::ExitCode), as the examples do. Async streams
-//! use the daemon, never a lease.
+//! share an `Arc<EspStream>` between threads. Errors are [`std::io::Error`]s. Their `Display` is a
+//! sentence for users. Their `Debug`, which Rust prints if `main` returns an error, is not: print
+//! the error with `Display` and return an [`ExitCode`](std::process::ExitCode), as the examples do.
+//! Async streams use the daemon, never a lease.
 //!
 //! Each type uses a [`Client`], the program's connection to the node's daemon. The first call that
-//! needs it opens it; all share it. Payload bytes do not pass through its socket but through memory
-//! shared with the daemon's engine ([`esp_engine::shm`]).
+//! needs it opens it, and all types share it. Payload bytes do not pass through its socket but
+//! through memory shared with the daemon's engine ([`esp_engine::shm`]).
 //!
 //! # Files
 //!

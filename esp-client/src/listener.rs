@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use esp_engine::shm::Spin;
@@ -24,7 +24,7 @@ use crate::sync::lock;
 pub const DEFAULT_BACKLOG: u16 = 128;
 
 /// Period at which a listener that waits over a lease checks for connections through the daemon,
-/// which come from the own node.
+/// which come from this node.
 const DAEMON_CHECK: Duration = Duration::from_millis(5);
 /// Pause between attempts to listen on a port that is reserved for a lease of this program.
 const RESERVED_PAUSE: Duration = Duration::from_millis(50);
@@ -110,7 +110,8 @@ impl ListenerBuilder {
         }
     }
 
-    /// Listens at the embedded engine alone, which has the UDP sockets of a client without daemon.
+    /// Listens at the embedded engine alone, which has the UDP sockets of a client without a
+    /// daemon.
     fn bind_embedded(&self, client: &Client, port: u16, path: Path) -> io::Result<EspListener> {
         for port in candidates(port) {
             match self.lease(client, (0, port), path) {
@@ -119,7 +120,7 @@ impl ListenerBuilder {
                 Err(error) => return Err(error.into()),
             }
         }
-        let text = "this program listens on the port already";
+        let text = "this program already listens on the port";
         Err(EspError::denied(ErrorKind::InUse, text).into())
     }
 
@@ -150,7 +151,7 @@ impl ListenerBuilder {
         Ok(bound)
     }
 
-    /// Listens over leases, too, as far as the path setting and the daemon allow.
+    /// Listens over leases, too, if the path setting and the daemon allow it.
     fn lease(
         &self,
         client: &Client,
@@ -161,7 +162,7 @@ impl ListenerBuilder {
             return Ok(Vec::new());
         };
         let SocketOptions { interface, key, .. } = &self.options;
-        // Leases of the daemon are of raw Ethernet only.
+        // The daemon leases raw Ethernet only.
         let is_local = client.session().is_local();
         let is_wanted = |own: &&InterfaceInfo| {
             (is_local || !own.addr.is_udp())
@@ -280,7 +281,8 @@ impl EspListener {
         }
     }
 
-    /// Has the progress thread wake the task, which receives no events of leases.
+    /// Registers the task to be woken by the progress thread, because it receives no events of
+    /// leases.
     #[cfg(feature = "tokio")]
     pub(crate) fn register(&self, cx: &std::task::Context<'_>) {
         if let Some(first) = self.leased.first() {
@@ -343,7 +345,7 @@ impl EspListener {
             }
             Err(error) if !matches!(error, EspError::DaemonGone { .. }) => Err(error.into()),
             Err(error) => {
-                // Connections from the own node end with the daemon, those over leases do not.
+                // Connections from this node end with the daemon, those over leases do not.
                 let lost: Option<Vec<_>> = self.leased.iter().map(LeasedListener::lost).collect();
                 match lost {
                     None => Ok(Err(Arc::default())),
@@ -364,7 +366,16 @@ impl EspListener {
 impl Drop for EspListener {
     fn drop(&mut self) {
         self.leased.clear();
-        drop(lock(&self.pending).take());
+        let pending = self
+            .pending
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        if self.client.session().is_forked() {
+            // The parent has the listener and the call, and may have held their locks at the fork.
+            std::mem::forget(pending.take());
+            return;
+        }
+        drop(pending.take());
         if let Some(listener) = self.listener {
             let session = self.client.session();
             session.close_listener(listener);

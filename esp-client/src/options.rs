@@ -41,7 +41,7 @@ impl SocketOptions {
         Ok(())
     }
 
-    /// Returns the data path: the one set, else that of the environment.
+    /// Returns the data path: the one that was set, else that of the environment.
     pub(crate) fn path(&self) -> Result<Path, EspError> {
         self.path.map_or_else(Path::from_environment, Ok)
     }
@@ -93,8 +93,8 @@ macro_rules! stream_options {
 
             /// Sets the data path within this node. Default: the value of
             /// [`PATH_VARIABLE`](crate::PATH_VARIABLE), else [`Path::Auto`](crate::Path::Auto).
-            /// Streams with a chosen local port, streams from and to the own node, and those that
-            /// the `aio` module opens always use the daemon.
+            /// Streams with a chosen local port, streams within this node, and streams that the
+            /// `aio` module opens always use the daemon.
             #[must_use]
             pub fn path(mut self, path: crate::path::Path) -> Self {
                 self.options.path = Some(path);

@@ -11,7 +11,7 @@ pub enum Path {
     /// A lease if the node's policy allows one, else the daemon.
     #[default]
     Auto,
-    /// A lease; connecting fails without one. Streams to the own node, which send no frame, still
+    /// A lease; connecting fails without one. Streams within this node, which send no frame, still
     /// use the daemon. A stream over a lease survives a restart of the daemon.
     Lease,
     /// Through the daemon.

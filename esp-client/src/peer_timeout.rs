@@ -1,4 +1,4 @@
-//! Time that a peer may be silent before it counts as dead, by the environment.
+//! Time that a peer may be silent before it counts as dead, from the environment.
 
 use std::ffi::OsStr;
 use std::time::Duration;
@@ -10,11 +10,11 @@ use crate::error::EspError;
 /// Environment variable with the time that a peer may be silent, in seconds.
 pub const PEER_TIMEOUT_VARIABLE: &str = "ESP_PEER_TIMEOUT";
 
-/// Longest peer timeout in seconds: a year.
-const LONGEST: u64 = 365 * 24 * 3600;
+/// Maximum peer timeout in seconds: a year.
+const MAX_SECONDS: u64 = 365 * 24 * 3600;
 
-/// Returns the time after which a peer that does not answer counts as dead, where no daemon
-/// configures it: `ESP_PEER_TIMEOUT` in seconds, else 30 s.
+/// Returns the time after which a peer that does not answer counts as dead if no daemon configures
+/// it: `ESP_PEER_TIMEOUT` in seconds, else 30 s.
 ///
 /// # Errors
 /// The variable is not a number from 1 to 31536000.
@@ -27,10 +27,10 @@ fn parse(value: Option<&OsStr>) -> Result<Duration, EspError> {
         return Ok(EndpointConfig::default().peer_timeout);
     };
     let seconds = value.to_str().and_then(|value| value.parse().ok());
-    match seconds.filter(|seconds| (1..=LONGEST).contains(seconds)) {
+    match seconds.filter(|seconds| (1..=MAX_SECONDS).contains(seconds)) {
         Some(seconds) => Ok(Duration::from_secs(seconds)),
         None => Err(EspError::BadArgument(format!(
-            "{PEER_TIMEOUT_VARIABLE}={}: expected a number of seconds from 1 to {LONGEST}",
+            "{PEER_TIMEOUT_VARIABLE}={}: expected a number of seconds from 1 to {MAX_SECONDS}",
             value.display()
         ))),
     }

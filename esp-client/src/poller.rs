@@ -31,7 +31,7 @@ use crate::session::{PolledEvents, ReplyNotice, Session};
 /// While the program polls, the engine makes no system call to notify it.
 pub struct Poller {
     session: Arc<Session>,
-    /// Events of the slots at the present daemon, if there is one.
+    /// Events of the slots at the current daemon, if there is one.
     daemon: Option<PolledEvents>,
     /// Epoll set of all descriptors that announce events.
     all: OwnedFd,
@@ -95,8 +95,8 @@ impl Leased {
 }
 
 impl Client {
-    /// Opens a connection to the daemon at this socket that is not shared with the rest of the
-    /// process, and its poller. Blocking calls work on its streams, too; futures do not.
+    /// Opens a connection to the daemon at this socket, not shared with the rest of the process,
+    /// and its poller. Blocking calls work on its streams, too; futures do not.
     pub fn polled(path: impl AsRef<std::path::Path>) -> Result<(Client, Poller), EspError> {
         Client::polled_by(path, Path::from_environment()?)
     }
@@ -114,7 +114,7 @@ impl Client {
         Ok((client, poller))
     }
 
-    /// Opens a client as [`Client::udp`] does that is not shared with the rest of the process, over
+    /// Opens a client as [`Client::udp`] does, but not shared with the rest of the process, over
     /// one address of each interface that `wants` selects by name, and its poller. `None`: with the
     /// protection of the environment.
     pub fn polled_udp(
@@ -127,8 +127,8 @@ impl Client {
         Ok((client, poller))
     }
 
-    /// Opens a client as [`Client::udp_at`] does (port 0: any free one), over those of the node's
-    /// addresses that `wants` selects, and its poller.
+    /// Opens a client as [`Client::udp_at`] does (port 0: any free one), but only over the
+    /// addresses of the node that `wants` selects, and its poller.
     pub fn polled_udp_at(
         port: u16,
         wants: impl Fn(IpAddr) -> bool,
@@ -182,7 +182,7 @@ impl Poller {
     /// forked child, because the events are its parent's.
     ///
     /// While there is no daemon there are no events. When the next one has taken the streams, each
-    /// has one.
+    /// stream has an event.
     #[inline]
     pub fn poll(&mut self, mut found: impl FnMut(u16)) -> bool {
         if self.session.is_forked() {
@@ -206,11 +206,11 @@ impl Poller {
         notified
     }
 
-    /// Uses the events of the next daemon from now on.
+    /// Switches to the events of the next daemon.
     #[cold]
     fn change_daemon(&mut self, mut next: PolledEvents) {
         if let Some(ended) = &self.daemon {
-            // Its end was noticed before, perhaps.
+            // Fails if its end was noticed before.
             let _ = epoll::delete(&self.all, &ended.notify);
         }
         if let Err(error) = add(&self.all, next.notify.as_fd()) {
@@ -223,9 +223,9 @@ impl Poller {
 
     /// Makes the caller's loop the only driver of the embedded engine, which then has no thread of
     /// its own. As long as there are streams and listeners, one thread calls [`Poller::poll`] or
-    /// sleeps on [`Poller::fd`], and does nothing else for long. It alone uses the streams, and
-    /// polls after writing, before it sleeps: the next poll sends the written bytes, those of
-    /// several streams in one system call.
+    /// sleeps on [`Poller::fd`], and does nothing else for long. Only that thread uses the streams,
+    /// and it polls after writing and before it sleeps: the next poll sends the written bytes,
+    /// those of several streams in one system call.
     pub fn drive(&self) {
         if let Some(lease) = &self.lease {
             lease.leases.engine.drive();
@@ -267,7 +267,7 @@ impl Poller {
         if let Some(daemon) = &mut self.daemon {
             daemon.events.awake();
             if rustix::io::read(&daemon.notify, &mut [0u8; 64]) == Ok(0) {
-                // The daemon has ended: from now on it is always readable. Leases go on.
+                // The daemon has ended, so its descriptor stays readable. Leases continue.
                 let _ = epoll::delete(&self.all, &daemon.notify);
             }
         }

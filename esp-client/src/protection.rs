@@ -14,10 +14,10 @@ use crate::error::EspError;
 /// [`Client::udp`](crate::Client::udp).
 pub const KEY_VARIABLE: &str = "ESP_KEY_FILE";
 
-/// Environment variable with the use of keys, see [`Auth`].
+/// Environment variable with the use of keys; see [`Auth`].
 pub const AUTH_VARIABLE: &str = "ESP_AUTH";
 
-/// Environment variable that is 1 if packets of [`Client::udp`](crate::Client::udp) are to have a
+/// Environment variable that is 1 to give packets of [`Client::udp`](crate::Client::udp) a
 /// checksum, which detects damage and authenticates nothing.
 pub const CHECKSUM_VARIABLE: &str = "ESP_CHECKSUM";
 
@@ -59,9 +59,9 @@ pub enum Protection {
     Checksum,
     /// Every packet has a tag. Packets without one, or by another key, are dropped.
     Keys {
-        /// The first one is used for new sessions, all are accepted. At most [`MAX_KEYS`].
+        /// At most [`MAX_KEYS`]. New sessions use the first one; all are accepted.
         keys: Vec<Key>,
-        /// Contents are encrypted: always if the peer asks for it.
+        /// Contents are encrypted. They are in any case if the peer requires it.
         encrypt: bool,
     },
 }
@@ -135,8 +135,8 @@ impl Protection {
         matches!(self, Protection::Keys { .. })
     }
 
-    /// Returns the public names of the keys; that of the public key of checksums for a checksum.
-    /// Programs reach each other if they have one in common, or both have none.
+    /// Returns the public names of the keys or, for a checksum, that of the public key of
+    /// checksums. Programs reach each other if they have one in common, or both have none.
     #[must_use]
     pub fn key_ids(&self) -> Vec<KeyId> {
         match self {

@@ -20,8 +20,8 @@ const OTHER_ANSWERS: Duration = Duration::from_millis(20);
 const POLL_PERIOD: Duration = Duration::from_micros(100);
 
 impl Client {
-    /// Returns the name of the interface to this peer. With several interfaces, an EDP echo is sent
-    /// over each that is up, and the fastest answer decides.
+    /// Returns the name of the interface to this peer. With several interfaces, an EDP echo request
+    /// is sent over each that is up, and the fastest answer decides.
     ///
     /// # Errors
     /// [`EspError::NoPath`] if the peer answers over no interface.

@@ -1,4 +1,4 @@
-//! [`Socket`]: what streams and datagram sockets have in common: two rings in memory shared with an
+//! [`Socket`]: the common part of streams and datagram sockets: two rings in memory shared with an
 //! engine, and calls that wait for it.
 
 use std::io;
@@ -64,7 +64,7 @@ impl Socket {
     }
 
     /// Returns the socket that a daemon's reply grants, and its region. On an error the slot is
-    /// given back.
+    /// released.
     pub(crate) fn granted(
         client: &Client,
         answer: &Answer,
@@ -87,7 +87,7 @@ impl Socket {
         let socket = Self::new(client, SocketEngine::Daemon(slot), &region, local, spin);
         let held = HeldSocket {
             waiting: Arc::clone(&socket.waiting),
-            // A copy, which fails at the limit of open files; then the next daemon does not resume
+            // A copy. It fails at the limit of open files, and then the next daemon cannot resume
             // the socket.
             file: answer
                 .descriptors
@@ -131,8 +131,8 @@ impl Socket {
         }
     }
 
-    /// Returns an error in a forked child, which shares the rings with its parent: what it takes,
-    /// the parent misses. Costs one load.
+    /// Returns an error in a forked child, which shares the rings with its parent: bytes that it
+    /// took would be missing in the parent. Costs one load.
     #[inline]
     pub(crate) fn check_fork(&self) -> Result<(), EspError> {
         match self.client.session().is_forked() {
@@ -184,7 +184,7 @@ impl Socket {
         }
     }
 
-    /// Makes attempts until one returns something else than `WouldBlock`, and waits for `ready` in
+    /// Makes attempts until one returns anything but `WouldBlock`, and waits for `ready` in
     /// between, at most for the socket's time-out. In nonblocking mode there is one attempt.
     ///
     /// # Errors
@@ -203,8 +203,8 @@ impl Socket {
         self.block_until(self.deadline(event), (event, what), attempt, ready)
     }
 
-    /// Waits for `ready`, then makes an attempt, until it returns something else than `WouldBlock`;
-    /// see [`Socket::block`].
+    /// Waits for `ready`, then makes an attempt, until it returns anything but `WouldBlock`; see
+    /// [`Socket::block`].
     pub(crate) fn block_until<T>(
         &self,
         deadline: Option<Instant>,
@@ -309,7 +309,7 @@ pub(crate) fn default_spin() -> Spin {
 }
 
 /// Returns the default [`Spin`] of waits over a lease, which poll for frames themselves: they stay
-/// awake as long as the daemon's engine does, some 50 µs.
+/// awake as long as the daemon's engine does, about 50 µs.
 fn default_lease_spin() -> Spin {
     Spin {
         yields: 100,

@@ -32,10 +32,10 @@ pub use connect::{Connecting, StreamBuilder};
 /// through `&EspStream`.
 ///
 /// Dropping the stream closes it: written bytes are still delivered, then the peer reads the end of
-/// the stream. That holds if the process exits immediately. Through the daemon, the daemon delivers
-/// the rest. Without it ([`Path::Lease`], [`Client::udp`]) the exit of the process waits for the
-/// peers' acknowledgements, as does the drop of the client, for at most 2 s; a process that is
-/// killed, or calls `abort`, `_exit` or `exec`, loses what is on the way.
+/// the stream. That holds even if the process exits immediately. For a stream through the daemon,
+/// the daemon delivers the rest. Without it ([`Path::Lease`], [`Client::udp`]) the exit of the
+/// process waits for the peers' acknowledgements, as does the drop of the client, for at most 2 s;
+/// a process that is killed, or calls `abort`, `_exit` or `exec`, loses the bytes in flight.
 /// [`EspStream::finish`] waits until all bytes are delivered. Dropping a stream that is still
 /// connecting, and to which nothing was written, withdraws the attempt.
 ///
@@ -48,7 +48,7 @@ pub struct EspStream {
     /// of the ring may be waiting for it.
     arrived: RxView,
     read_shut: AtomicBool,
-    /// Bytes of writes with "more follows" that the engine was not notified of.
+    /// Number of bytes written with "more follows" of which the engine was not notified.
     held: AtomicUsize,
     /// Dropping it resets the connection.
     aborted: bool,
@@ -136,7 +136,7 @@ impl EspStream {
     }
 
     /// Requests one event at the [`Poller`](crate::Poller) when `interest` becomes true. **Try the
-    /// operation once more after this call**: a condition that was true before causes no event. A
+    /// operation once more after this call**: a condition that is already true causes no event. A
     /// change of the connection's state is an event for every interest.
     pub fn arm(&self, interest: Wake) {
         self.socket.waiting.status.arm_fd(interest);
@@ -152,8 +152,8 @@ impl EspStream {
             .map_or(Ok(connected), |error| Err(error.into()))
     }
 
-    /// Ends one direction or both. After `Write` the peer reads the end of the stream behind the
-    /// written bytes. After `Read`, reads return 0 and arriving bytes stay unread, so the peer can
+    /// Ends one direction or both. After `Write` the peer reads the written bytes, then the end of
+    /// the stream. After `Read`, reads return 0 and arriving bytes stay unread, so the peer can
     /// write until the rings are full.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         if matches!(how, Shutdown::Write | Shutdown::Both) {
@@ -167,7 +167,7 @@ impl EspStream {
     }
 
     /// Ends the sending direction and waits until the peer's node has acknowledged all written
-    /// bytes. Programs that exit right after writing call this.
+    /// bytes. For programs that exit right after writing.
     ///
     /// # Errors
     /// Kind `TimedOut` after `timeout`; else the error that closed the connection.
@@ -175,7 +175,7 @@ impl EspStream {
         self.socket.check_fork()?;
         self.finish_writing();
         let deadline = Instant::now().checked_add(timeout);
-        let done = || self.unacknowledged() == 0 || self.is_over();
+        let done = || self.unacknowledged() == 0 || self.has_ended();
         if !self.socket.wait(Wake::Writable, done, deadline) {
             let what = "waiting for the acknowledgement";
             return Err(EspError::CallTimedOut { what }.into());
@@ -193,7 +193,7 @@ impl EspStream {
 
     /// Waits until the connection is established.
     fn wait_connected(&self, deadline: Option<Instant>) -> Result<(), EspError> {
-        let decided = || self.state() != StreamState::Connecting || self.is_over();
+        let decided = || self.state() != StreamState::Connecting || self.has_ended();
         if !self.socket.wait(Wake::State, decided, deadline) {
             return Err(EspError::ConnectCallTimedOut(self.peer));
         }
@@ -226,7 +226,7 @@ impl EspStream {
     }
 
     /// Returns true if the connection is closed or its engine is gone.
-    fn is_over(&self) -> bool {
+    fn has_ended(&self) -> bool {
         self.is_closed() || self.socket.check().is_err()
     }
 
@@ -260,7 +260,7 @@ impl Drop for EspStream {
                     return;
                 }
                 let mut requests = Vec::with_capacity(2);
-                // Without an end of writing, which the engine could see before the request.
+                // Without finishing the writing, which the engine could see before the request.
                 if aborts() {
                     requests.push(Request::Abort { slot });
                 } else {

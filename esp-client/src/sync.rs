@@ -1,4 +1,4 @@
-//! Mutexes, and what waits for events of a socket.
+//! Mutexes, and the threads and tasks that wait for events of a socket.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::task::Waker;
@@ -26,9 +26,9 @@ pub(crate) fn try_lock<T: ?Sized>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>>
 #[derive(Default)]
 pub(crate) struct Wakers(Mutex<Vec<Waker>>);
 
-/// Maximum number of registered tasks, of which some may wait no more. Beyond it the oldest one is
-/// woken and registers again. More tasks than this would wake each other without end: there are
-/// four for each slot of a client.
+/// Maximum number of registered tasks, some of which may no longer wait. Beyond it, the oldest one
+/// is woken and registers again. More waiting tasks than this would wake each other endlessly:
+/// there are four for each slot of a client.
 #[cfg(feature = "tokio")]
 const MAX_WAKERS: usize = 4 * esp_engine::shm::SLOTS;
 
@@ -104,7 +104,7 @@ mod tests {
     /// A reading and a writing task of each slot. Each registers again when it is woken, as its
     /// event has not occurred.
     #[test]
-    fn two_tasks_of_each_slot_do_not_wake_each_other_without_end() {
+    fn two_tasks_of_each_slot_do_not_wake_each_other_endlessly() {
         const TASKS: usize = 2 * esp_engine::shm::SLOTS;
         let (wakers, woken) = (Wakers::default(), Woken::default());
         let task = |number| Waker::from(Arc::new(Task(number, Arc::clone(&woken))));
@@ -115,7 +115,7 @@ mod tests {
         let mut steps = 0;
         while let Some(number) = { lock(&woken).pop_front() } {
             steps += 1;
-            assert!(steps < 2 * TASKS, "they wake each other for ever");
+            assert!(steps < 2 * TASKS, "they wake each other endlessly");
             wakers.register(&Context::from_waker(&tasks[number]));
         }
         wakers.wake();

@@ -17,8 +17,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Runs in a child, which ends with 0 if it returns true; returns the child's status.
 fn in_child(run: impl FnOnce() -> bool) -> WaitStatus {
-    // SAFETY: other threads may hold locks for ever in the child: it uses what this test is about
-    // and ends without unwinding or destructors of the process.
+    // SAFETY: locks of other threads stay locked in the child: it uses only the objects of this
+    // test, and ends without unwinding or destructors of the process.
     match unsafe { nix::unistd::fork() }.unwrap() {
         ForkResult::Parent { child } => waitpid(child, None).unwrap(),
         ForkResult::Child => {
@@ -29,7 +29,7 @@ fn in_child(run: impl FnOnce() -> bool) -> WaitStatus {
     }
 }
 
-/// Calls everything that takes from the rings or puts into them; returns true if all is refused.
+/// Calls all functions that take from the rings or put into them. Returns true if all refuse.
 fn is_refused(mut stream: &EspStream, datagrams: &EdpSocket) -> bool {
     let bytes = &mut [0; 64];
     let refused = [
@@ -66,7 +66,7 @@ fn a_forked_child_takes_nothing_of_its_parent() {
     datagrams.set_read_timeout(Some(PATIENCE)).unwrap();
     datagrams.send_echo(PEER, 1, b"echo").unwrap();
     let (mut read, mut bytes) = (&stream, [0; 64]);
-    while !stream.has_news(2) {
+    while !stream.is_readable_beyond(2) {
         std::thread::sleep(Duration::from_millis(1));
     }
     let ended = in_child(|| is_refused(&stream, &datagrams));

@@ -18,7 +18,7 @@ const RESOURCES: usize = Resource::ALL.len();
 struct Account {
     used: [u64; RESOURCES],
     requests: Bucket,
-    /// One permit: the turn of the program whose status is made or unread.
+    /// One permit, held by the program whose status is being made or is unread.
     status: Arc<Semaphore>,
 }
 
@@ -91,7 +91,7 @@ impl Accounts {
         Arc::clone(&self.limits.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Replaces the limits. Users above them keep what they have and get no more.
+    /// Replaces the limits. Users above them keep their resources and get no more.
     pub fn set_limits(&self, limits: Limits) {
         *self.limits.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(limits);
     }
@@ -99,7 +99,7 @@ impl Accounts {
     /// Charges a user.
     ///
     /// # Errors
-    /// The exceeded limit; nothing is charged then.
+    /// The exceeded limit. In this case nothing is charged.
     pub fn charge(
         self: &Arc<Self>,
         uid: u32,
@@ -137,7 +137,7 @@ impl Accounts {
         })
     }
 
-    /// Removes the accounts that differ in nothing from new ones.
+    /// Removes the accounts that do not differ from new ones.
     fn forget_idle(&self, limits: &Limits) {
         let now = Instant::now();
         self.users.retain(|uid, account| {
@@ -186,7 +186,7 @@ impl Accounts {
         }
     }
 
-    /// Returns the turn of the user's programs to have a status, which may have some megabytes:
+    /// Returns the semaphore of the user's programs for a status, which may have several megabytes:
     /// one permit. `None` for a user without charges.
     pub(crate) fn status_turn(&self, uid: u32) -> Option<Arc<Semaphore>> {
         let account = self.users.get(&uid)?;
@@ -379,7 +379,7 @@ mod tests {
             accounts.request(uid, past).unwrap();
             drop(program);
         }
-        // Its own, the held one, and the one before.
+        // The new one, the held one, and the one before.
         assert!(accounts.users.len() <= 3, "{}", accounts.users.len());
     }
 }

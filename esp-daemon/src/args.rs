@@ -8,7 +8,7 @@ use esp_client::control;
 
 use crate::config::Network;
 
-/// Version of the program and of what programs speak with it, for `--version`.
+/// Versions of the program and of the control protocol, for `--version`.
 static VERSIONS: LazyLock<String> = LazyLock::new(|| {
     format!(
         "{} (control protocol {})",
@@ -23,7 +23,7 @@ static VERSIONS: LazyLock<String> = LazyLock::new(|| {
     name = "esp-daemon",
     version = VERSIONS.as_str(),
     about = "Provides ESP streams and EDP datagrams over Ethernet to the programs of this node.",
-    after_help = "Exit codes: 0 stopped on request (or what was checked is good), 1 failed while running, or cannot\n\
+    after_help = "Exit codes: 0 stopped on request (or the check succeeded), 1 failed while running, or cannot\n\
                   start yet (another daemon serves, no memory), 2 cannot start.\n\
                   Signals: SIGTERM stops the daemon and leaves streams to the next one;\n\
                   SIGINT stops it and ends them; SIGHUP reloads limits and keys. See docs/daemon.md."
@@ -51,7 +51,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["interfaces", "udp", "config", "socket", "log", "check_upgrade"])]
     pub check_config: Option<PathBuf>,
 
-    /// Check that programs of the daemon that runs could continue with this one, and exit
+    /// Check that programs of the running daemon could continue with this version, and exit
     #[arg(long)]
     pub check_upgrade: bool,
 

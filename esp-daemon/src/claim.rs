@@ -2,8 +2,8 @@
 //!
 //! The claim on an interface is a Unix socket in the abstract namespace. It belongs to the network
 //! namespace, as the interface does, and vanishes with the process. Any local user can take such a
-//! name first. So only a process of the superuser or of the daemon's own user counts as a daemon;
-//! with the name taken by another one, this daemon logs it and serves without a claim.
+//! name first. So only a process of the superuser or of the daemon's own user counts as a daemon.
+//! If another process has the name, this daemon logs that and serves without a claim.
 //!
 //! `PATH.lock` guards the control socket at `PATH`: it is locked while the daemon lives.
 
@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use netif::Closer;
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 use rustix::net::{
@@ -31,14 +32,15 @@ const BACKLOG: i32 = 1024;
 
 /// Time between two removals of the connections of refused daemons from a claim.
 const REMOVAL_INTERVAL: Duration = Duration::from_secs(10);
-/// Attempts to learn the holder of a claim that does not listen yet, and the pause between two.
+/// Number of attempts to find the holder of a claim that does not listen yet, and the pause between
+/// two.
 const HOLDER_ATTEMPTS: u32 = 10;
 const HOLDER_PAUSE: Duration = Duration::from_millis(5);
 
 /// The exclusive right to serve an interface; released on drop.
 #[derive(Debug)]
 pub(crate) struct InterfaceClaim {
-    /// Has the name of the claim; `None`: it is served without one.
+    /// Socket with the name of the claim; `None`: the interface is served without one.
     _socket: Option<Arc<OwnedFd>>,
 }
 
@@ -66,7 +68,7 @@ impl InterfaceClaim {
                 Err(error) => return Err(failed(error)),
             }
             match connect(&socket, &address) {
-                // Its process has ended, or will listen in a moment.
+                // Its process has ended, or will listen soon.
                 Err(Errno::CONNREFUSED) => std::thread::sleep(HOLDER_PAUSE),
                 connected => {
                     let holder = connected.ok().and_then(|()| peer(socket));
@@ -83,11 +85,13 @@ impl InterfaceClaim {
         Ok(InterfaceClaim::without(name, &claim_name, None))
     }
 
-    /// Holds a claim. Daemons that are refused connect to learn this process's id; their
-    /// connections are removed from time to time, or the queue would be full for the next one.
+    /// Holds a claim. Refused daemons connect to find this process's id; their connections are
+    /// removed from time to time, or the queue would be full for the next one.
     fn hold(socket: OwnedFd) -> InterfaceClaim {
         let socket = Arc::new(socket);
         let held = Arc::downgrade(&socket);
+        netif::refuse_descriptors(&*socket);
+        let closer = Closer::default();
         tokio::spawn(async move {
             loop {
                 tokio::time::sleep(REMOVAL_INTERVAL).await;
@@ -95,9 +99,11 @@ impl InterfaceClaim {
                     return;
                 };
                 for _ in 0..=BACKLOG {
-                    if accept(&socket).is_err() {
+                    let Ok(refused) = accept(&socket) else {
                         break;
-                    }
+                    };
+                    // Every user can connect.
+                    closer.close_socket(0, refused);
                 }
             }
         });
@@ -106,12 +112,12 @@ impl InterfaceClaim {
         }
     }
 
-    /// Logs that the name is taken by a process that is no daemon.
+    /// Logs that the name is taken by a process that is not a daemon.
     fn without(name: &str, claim_name: &str, holder: Option<Holder>) -> InterfaceClaim {
         let holder = holder.map_or("a process".into(), |holder| holder.to_string());
         tracing::warn!(
             interface = name,
-            "{holder} has the name @{claim_name}, which is for daemons: ignored, so a second \
+            "{holder} has the name @{claim_name}, which is reserved for esp-daemon: ignored, so a second \
              esp-daemon for this interface would not be noticed"
         );
         InterfaceClaim { _socket: None }
@@ -131,7 +137,7 @@ struct Holder {
 }
 
 impl Holder {
-    /// Returns true if its user is one that runs daemons.
+    /// Returns true if its user may run a daemon.
     fn may_serve(&self) -> bool {
         self.uid == 0 || self.uid == rustix::process::geteuid().as_raw()
     }
@@ -171,7 +177,7 @@ impl SocketClaim {
     /// Creates the socket and its directory. The descriptor listens and is non-blocking.
     ///
     /// # Errors
-    /// See [`StartError`]; nothing of another daemon is changed then.
+    /// See [`StartError`]. In this case nothing of another daemon is changed.
     pub(crate) fn take(
         path: &Path,
         mode: u32,
@@ -211,8 +217,8 @@ impl SocketClaim {
     }
 }
 
-/// Returns true if a daemon served this socket that did not end for good, so that programs may
-/// bring its streams: it was killed, or left them to the next one.
+/// Returns true if the last daemon at this socket did not end for good, so that programs may bring
+/// its streams: it was killed, or left them to the next one.
 pub(crate) fn was_left(path: &Path) -> bool {
     fs::symlink_metadata(beside(path, ".lock")).is_ok()
 }
@@ -229,10 +235,10 @@ impl Drop for SocketClaim {
     }
 }
 
-/// Returns the group of that name or number.
+/// Returns the group with this name or number.
 ///
 /// # Errors
-/// There is none of that name.
+/// There is no group with this name.
 pub(crate) fn group(name: &str) -> Result<Gid, StartError> {
     if let Ok(number) = name.parse() {
         return Ok(Gid::from_raw(number));
@@ -263,7 +269,7 @@ fn taken(path: &Path, holder: impl Display) -> StartError {
     ))
 }
 
-/// Returns the path of a file beside the control socket.
+/// Returns the path of a file next to the control socket.
 pub(crate) fn beside(socket: &Path, suffix: &str) -> PathBuf {
     let mut path = socket.as_os_str().to_owned();
     path.push(suffix);
@@ -283,8 +289,8 @@ fn lock(path: &Path) -> Result<(File, PathBuf), StartError> {
             .custom_flags((OFlags::NOFOLLOW | OFlags::CLOEXEC).bits().cast_signed())
             .open(&lock_path)
             .map_err(socket_error("open the lock", &lock_path))?;
-        // Who may read a file may lock it, and so keep the next daemon from starting. Earlier
-        // versions left it readable.
+        // A user that can read a file can lock it, and so keep the next daemon from starting.
+        // Earlier versions left it readable.
         file.set_permissions(fs::Permissions::from_mode(0o600))
             .map_err(socket_error("set the mode of", &lock_path))?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -296,7 +302,7 @@ fn lock(path: &Path) -> Result<(File, PathBuf), StartError> {
             }
             Err(error) => return Err(socket_error("lock", &lock_path)(error.into())),
         }
-        // A stopping daemon removes the file while it holds the lock: that lock is useless then,
+        // A stopping daemon removes the file while it holds the lock: that lock is then useless,
         // and the next file counts.
         let inode = file
             .metadata()
@@ -333,7 +339,7 @@ mod tests {
     use super::*;
     use crate::testing::TempDir;
 
-    /// An index that neither an interface nor another run of these tests has.
+    /// Returns an index that neither an interface nor another run of these tests has.
     fn index(test: u32) -> u32 {
         0x4000_0000 | std::process::id() << 4 | test
     }
@@ -371,7 +377,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_holder_that_does_not_listen_yet_is_waited_for() {
+    async fn waits_for_a_holder_that_does_not_listen_yet() {
         let name = format!("esp-daemon.{}.88b5", index(3));
         let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
         let other = unix_socket().unwrap();
@@ -386,7 +392,7 @@ mod tests {
         assert!(taken.is_err(), "the other has it");
     }
 
-    /// Takes a claim's name as another user does; `None` without the right to be one.
+    /// Takes a claim's name as another user does; `None` without the privilege to become one.
     fn squat(index: u32) -> Option<OwnedFd> {
         let squatter = std::thread::spawn(move || {
             let nobody = rustix::process::Uid::from_raw(65534);

@@ -1,8 +1,8 @@
 //! The engines of the daemon: one, or several among which the programs are divided.
 //!
 //! A program is served by one engine, which owns its ports ([`esp_engine::EngineSet`]): the one
-//! with the fewest programs, or that of the number that it had at the last daemon, to which its
-//! ports belong.
+//! with the fewest programs or, for a program of the last daemon, the one with the number of its
+//! engine there, to which its ports belong.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 use crate::ports::{self, Claimant};
 use crate::refusal::Refusal;
 
-/// Queues a command for an engine; waits while the queue is full, which the engine empties in every
+/// Queues a command for an engine. Waits while the queue is full; the engine empties it in every
 /// poll. Fails when the engine's thread has ended.
 pub type SendCommand = Box<dyn Fn(Command) -> Result<(), EngineGone> + Send + Sync>;
 
@@ -33,7 +33,7 @@ pub struct Engines {
     programs: Arc<Mutex<Vec<usize>>>,
 }
 
-/// The place of a program at an engine, returned on drop.
+/// The place of a program at an engine, released on drop.
 #[derive(Debug)]
 pub(crate) struct Seat {
     engine: u8,
@@ -73,8 +73,8 @@ impl Engines {
         self.set.incarnation()
     }
 
-    /// Takes a place for a program: at the engine of this number, if there is one, else at the one
-    /// with the fewest programs.
+    /// Takes a place for a program: at the engine with this number, if there is one, else at the
+    /// one with the fewest programs.
     pub(crate) fn seat(&self, engine: Option<u8>) -> Seat {
         let mut programs = lock(&self.programs);
         let numbers = 0..self.count();
@@ -124,8 +124,8 @@ impl Engines {
         answered.await.map_err(|_| Refusal::unavailable())
     }
 
-    /// Assigns a port to the engine of a program, which has claimed it, and waits until its frames
-    /// reach that ([`EngineSet::assign`]).
+    /// Assigns a port that a program has claimed to the program's engine, and waits until the
+    /// frames of the port reach it ([`EngineSet::assign`]).
     pub(crate) async fn assign(
         &self,
         port: Port,
@@ -153,8 +153,8 @@ impl Engines {
         self.set.owner(port) == engine
     }
 
-    /// Takes one of an engine's ephemeral ports: the first that `take` accepts, searched from an
-    /// unpredictable one on.
+    /// Takes one of an engine's ephemeral ports: the first that `take` accepts, in a search that
+    /// starts at an unpredictable one.
     pub(crate) fn free_port<T>(&self, engine: u8, take: impl Fn(Port) -> Option<T>) -> Option<T> {
         let mut own = ports::ephemeral(ports::random_start());
         // Checked again, because it may have been assigned to another engine before it was taken.

@@ -5,8 +5,8 @@ use std::io;
 
 use rustix::io::Errno;
 
-/// The daemon could not start: exit code 2, or 1 if the reason may pass without a change of
-/// anything, so that the service manager tries again.
+/// The daemon could not start: exit code 2, or 1 if the cause may disappear by itself, so that the
+/// service manager tries again.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}")]
 pub struct StartError {
@@ -15,7 +15,7 @@ pub struct StartError {
 }
 
 impl StartError {
-    /// Creates an error that remains until something is changed.
+    /// Creates an error whose cause remains until it is removed.
     pub(crate) fn new(what: impl Display) -> StartError {
         StartError {
             what: what.to_string(),
@@ -23,7 +23,7 @@ impl StartError {
         }
     }
 
-    /// Creates an error that may pass.
+    /// Creates an error whose cause may disappear by itself.
     pub(crate) fn passing(what: impl Display) -> StartError {
         StartError {
             passes: true,
@@ -31,8 +31,8 @@ impl StartError {
         }
     }
 
-    /// Returns the conversion of a failed system call that was to do `what`. A lack of memory,
-    /// descriptors or threads may pass.
+    /// Returns a function that converts the error of a system call for the operation `what`. A lack
+    /// of memory, descriptors or threads may disappear by itself.
     pub(crate) fn system(what: impl Display) -> impl FnOnce(io::Error) -> StartError {
         move |source| {
             let passes = [

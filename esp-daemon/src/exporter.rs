@@ -28,7 +28,7 @@ use crate::config::Metrics;
 use crate::error::StartError;
 use crate::node::Node;
 
-/// Connections at a time.
+/// Maximum number of connections at a time.
 const CONNECTIONS: usize = 8;
 /// Time for a request and its answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -47,7 +47,7 @@ pub(crate) enum Listener {
     Unix(UnixListener),
 }
 
-/// The secret that requests have to bear, if there is one.
+/// The secret that requests must bear, if there is one.
 #[derive(Clone)]
 pub(crate) struct Token(Option<Arc<[u8]>>);
 
@@ -57,7 +57,7 @@ impl Token {
         Token(None)
     }
 
-    /// Returns that of the configured file, if there is one.
+    /// Returns the token in the configured file, if there is one.
     ///
     /// # Errors
     /// Those of [`Token::load`].
@@ -159,7 +159,7 @@ async fn connection(
         .keep_alive(false)
         .max_buf_size(BUFFER)
         .serve_connection(TokioIo::new(stream), service);
-    // A client that ends early, or sends no HTTP, is no concern of the node.
+    // Ignored: a client that ends early, or does not speak HTTP, does not affect the node.
     let _ = tokio::time::timeout(PATIENCE, connection).await;
     drop(slot);
 }
@@ -173,7 +173,7 @@ struct Answer {
 
 impl Answer {
     fn to<B>(&self, request: &Request<B>) -> Response<Full<Bytes>> {
-        // First, so that a request without the token learns nothing.
+        // First, so that a request without the token reveals nothing.
         if !self.token.admits(request.headers().get(AUTHORIZATION)) {
             self.node.stats.metrics_unauthorized.add();
             let mut response = text(

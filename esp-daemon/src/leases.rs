@@ -3,11 +3,11 @@
 //! The daemon opens the sockets, filters them to the ports, locks the filter, and passes them to
 //! the program. Its own engine ignores the frames of these ports, and answers queries for them,
 //! until the program's control connection closes. Then it serves the ports again and resets the
-//! peers that the program has registered. [`demux`] makes many leases cost no more than one.
+//! peers that the program has registered. With [`demux`], many leases cost no more than one.
 //!
 //! Leases outlive the daemon, which keeps a record of them ([`record`]). The next daemon reserves
-//! their ports for their users until the programs have it adopt the leases (`Adopt`, answered by
-//! new sockets) or the grace period ends.
+//! their ports for their users until the programs request their adoption (`Adopt`, answered by new
+//! sockets) or the grace period ends.
 
 mod demux;
 pub(crate) mod record;
@@ -33,15 +33,15 @@ use crate::links::{self, Link};
 use crate::peer::Credentials;
 use crate::ports::{Claimant, PortClaim, Purpose};
 use crate::refusal::Refusal;
-use crate::stats::Seldom;
+use crate::stats::LogLimiter;
 use demux::Demux;
 use record::Entry;
 
 /// Holder of the reserved leases of an earlier daemon; no program has this number.
 const UNCLAIMED: ClientId = ClientId(0);
 /// Maximum number of ports of one lease.
-pub(crate) const MOST_PORTS: u16 = 64;
-/// Largest MTU for which ring slots have room; longer frames wait in the socket.
+pub(crate) const MAX_PORTS: u16 = 64;
+/// Maximum MTU for which ring slots have room; longer frames wait in the socket.
 const JUMBO: u32 = 9216;
 const ETHERNET_HEADER: usize = 14;
 /// Offset from the destination address to the flags of an EDP frame, which its control type
@@ -71,20 +71,20 @@ pub struct LeaseSetup {
 #[derive(Debug)]
 pub(crate) struct Leases {
     setup: LeaseSetup,
-    /// The interfaces of `setup` as they are now.
+    /// The interfaces of `setup` in their current state.
     interfaces: Mutex<Vec<Interface>>,
     table: DashMap<u64, Arc<Lease>>,
     next: AtomicU64,
     demux: Demux,
     /// The record's file; `None` once it is left to the next daemon.
     record: Mutex<Option<PathBuf>>,
-    record_logged: Seldom,
+    record_logged: LogLimiter,
 }
 
-/// A connection as registered by its program: own port, peer, peer's port.
+/// A connection as registered by its program: local port, peer, peer's port.
 pub(crate) type LeasedConnection = (Port, NodeAddr, Port);
 
-/// One lease. Frees ports and charges on drop; the engine must be informed before.
+/// One lease. Frees ports and charges on drop; the engine must be notified before.
 #[derive(Debug)]
 pub(crate) struct Lease {
     /// Its program, or [`UNCLAIMED`].
@@ -173,7 +173,7 @@ impl Leases {
             next: AtomicU64::new(1),
             demux: Demux::default(),
             record: Mutex::new(setup.record.clone()),
-            record_logged: Seldom::default(),
+            record_logged: LogLimiter::default(),
             interfaces: Mutex::new(setup.interfaces.clone()),
             setup,
         };
@@ -202,8 +202,8 @@ impl Leases {
         }
     }
 
-    /// Adds a lease in place of the reserved one of its user with these ports, whose claims it
-    /// takes over, and returns its id; `None` if there is none.
+    /// Replaces the reserved lease of this user and these ports, whose claims the new lease takes
+    /// over, and returns the new id; `None` if there is no reserved lease.
     pub(crate) fn adopt(&self, lease: &Arc<Lease>) -> Option<u64> {
         let is_it = |other: &Lease| {
             let of = |lease: &Lease| (lease.entry.uid, lease.link, lease.ports());
@@ -226,7 +226,7 @@ impl Leases {
     }
 
     /// Returns the ids of the reserved leases whose holders have ended.
-    pub(crate) fn reserved_by_the_dead(&self) -> Vec<u64> {
+    pub(crate) fn orphaned(&self) -> Vec<u64> {
         let is_dead = |lease: &Lease| lease.client == UNCLAIMED && !lease.entry.may_live();
         let dead = self.table.iter().filter(|lease| is_dead(lease));
         dead.map(|lease| *lease.key()).collect()
@@ -237,9 +237,9 @@ impl Leases {
         *self.record.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Changes the table, and writes the record of it.
+    /// Changes the table, and writes its record.
     fn change<T>(&self, change: impl FnOnce() -> T) -> T {
-        // Held for both, so that no record has half of a change.
+        // Held for both, so that no record contains half a change.
         let file = self.record.lock().unwrap_or_else(PoisonError::into_inner);
         let changed = change();
         if let Some(path) = &*file {
@@ -251,7 +251,7 @@ impl Leases {
     fn write_record(&self, path: &Path) {
         let all = self.all();
         if let Err(error) = record::write(path, all.iter().map(|lease| &lease.entry))
-            && self.record_logged.now()
+            && self.record_logged.allow()
         {
             warn!(path = %path.display(), %error, "cannot write the record: leases will not outlive this daemon");
         }
@@ -308,8 +308,8 @@ impl Leases {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets the present index and address of an interface for later leases. Returns true if the
-    /// index is new: the interface was made again.
+    /// Sets the current index and address of an interface for later leases. Returns true if the
+    /// index is new: the interface was created again.
     pub(crate) fn update_interface(&self, link: LinkId, index: u32, addr: NodeAddr) -> bool {
         let mut interfaces = self.interfaces();
         let Some(interface) = interfaces.get_mut(usize::from(link.0)) else {
@@ -322,11 +322,11 @@ impl Leases {
     }
 
     /// Opens the sockets of a lease: for streams, for replies, and an unbound spare for each.
-    /// Blocks for some 15 ms, while the kernel sets up a ring.
+    /// Blocks for about 15 ms, while the kernel sets up a ring.
     pub(crate) fn open(&self, id: u64, lease: &Lease) -> Result<Vec<OwnedFd>, Refusal> {
         let sockets = self.open_sockets(id, lease);
         if !self.table.contains_key(&id) {
-            // The lease ended meanwhile, before these sockets existed.
+            // The lease ended before these sockets existed.
             self.demux.end(lease.link, id);
         }
         sockets
@@ -336,7 +336,7 @@ impl Leases {
         let (link, ports) = (lease.link, &lease.entry.ports);
         let interface = &self
             .interface(link)
-            .ok_or_else(|| Refusal::new(ErrorKind::NotFound, "leases are of raw Ethernet only"))?;
+            .ok_or_else(|| Refusal::new(ErrorKind::NotFound, "leases are for raw Ethernet only"))?;
         let EndpointConfig {
             esp_ethertype: esp,
             edp_ethertype: edp,
@@ -426,7 +426,7 @@ impl Leases {
 
 fn cannot_open(error: impl fmt::Display) -> Refusal {
     let what = format!("esp-daemon cannot open sockets for a lease: {error}");
-    // Not `Unavailable`, which says that the daemon is stopping.
+    // Not `Unavailable`, which means that the daemon is stopping.
     Refusal::new(ErrorKind::Limit, what)
 }
 

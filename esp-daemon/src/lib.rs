@@ -94,21 +94,22 @@ fn start(args: &Args) -> Result<(), Failure> {
     run::run(&settings)
 }
 
-/// Checks that programs of the daemon that runs at this socket could continue with this one.
-/// Returns what was found.
+/// Checks that programs of the daemon running at this socket could continue with this version.
+/// Returns a description of the result.
 ///
 /// # Errors
-/// They could not, because it has another version of the control protocol, or it gives no answer.
+/// They could not, because that daemon has another version of the control protocol or does not
+/// answer.
 fn check_upgrade(socket: &Path) -> Result<String, StartError> {
     let at = socket.display();
     match Client::connect(socket) {
         Ok(_) => Ok(format!(
-            "the daemon at {at} has the control protocol of this one, {}: programs continue",
+            "the daemon at {at} has this version's control protocol, {}: programs continue",
             control::VERSION
         )),
         Err(EspError::Unreachable { .. }) => Ok(format!("no daemon runs at {at}")),
         Err(error) => Err(StartError::new(format_args!(
-            "programs of the daemon at {at} could not continue with this one: {error}"
+            "programs of the daemon at {at} could not continue with this version: {error}"
         ))),
     }
 }

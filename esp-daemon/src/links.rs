@@ -9,7 +9,7 @@ use esp_proto::{MacAddr, NodeAddr};
 use crate::ports::Ports;
 use crate::refusal::Refusal;
 
-/// Describes a link at the start.
+/// Returns the description of a link at the start.
 pub(crate) fn describe(link: &LinkConfig, protected: bool) -> InterfaceInfo {
     let (interface, addr) = match link {
         LinkConfig::Ethernet(interface) => {
@@ -62,7 +62,7 @@ impl Link {
     }
 }
 
-/// Returns the link of that name.
+/// Returns the link with this name.
 pub(crate) fn by_name<'a>(links: &'a [Link], name: &str) -> Result<(LinkId, &'a Link), Refusal> {
     let found = numbered(links).find(|(_, link)| link.name == name);
     found.ok_or_else(|| {
@@ -80,8 +80,7 @@ pub(crate) fn by_addr(links: &[Link], addr: NodeAddr) -> Option<(LinkId, &Link)>
     numbered(links).find(|(_, link)| link.state().addr == addr)
 }
 
-/// Returns the named link; without a name the only one, otherwise the first that is up, otherwise
-/// the first.
+/// Returns the named link; without a name, the first that is up, otherwise the first.
 pub(crate) fn choose<'a>(
     links: &'a [Link],
     name: Option<&str>,

@@ -1,5 +1,6 @@
 //! State shared by all sessions: the engines, the links, the tables of programs and users.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use esp_engine::{
     Snapshot,
 };
 use esp_proto::{EndpointConfig, Port};
+use netif::Closer;
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
 use tracing::{debug, error, info, warn};
 
@@ -25,13 +27,14 @@ use crate::peer::Credentials;
 use crate::ports::{Claimant, PortClaim};
 use crate::refusal::Refusal;
 use crate::slots::Slots;
-use crate::stats::{ControlStats, Seldom};
+use crate::stats::{ControlStats, LogLimiter};
 
 /// Minimum interval between queries of the engine's state. Requests in between wait for the next
 /// one. A query copies up to 65 536 connections of each link, in steps of the engine.
 const SNAPSHOT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Interval at which a port of another engine's program that may have ended is tried again.
+/// Interval at which the assignment of a port that another engine's program uses is tried again:
+/// the program may have ended.
 const ENDING_CHECK: Duration = Duration::from_millis(50);
 
 /// The control plane of one node.
@@ -52,10 +55,12 @@ pub struct Node {
     pub(crate) started: Instant,
     next_client: AtomicU64,
     next_listener: AtomicU64,
-    corruption_logged: Seldom,
+    corruption_logged: LogLimiter,
     last_snapshot: AsyncMutex<Option<(Instant, Arc<Snapshot>)>>,
-    /// Claims on interfaces that were made again since the start.
-    claims: Mutex<Vec<InterfaceClaim>>,
+    /// Closes the descriptors that programs have passed.
+    pub(crate) closer: Closer,
+    /// Claims on interfaces that were created again since the start, by interface and EtherType.
+    claims: Mutex<HashMap<(String, u16), InterfaceClaim>>,
 }
 
 /// Parameters of a [`Node`].
@@ -142,8 +147,9 @@ impl Node {
             started: Instant::now(),
             next_client: AtomicU64::new(1),
             next_listener: AtomicU64::new(1),
-            corruption_logged: Seldom::default(),
+            corruption_logged: LogLimiter::default(),
             last_snapshot: AsyncMutex::new(None),
+            closer: Closer::default(),
             claims: Mutex::default(),
         })
     }
@@ -260,7 +266,7 @@ impl Node {
                 let interface = self.links.get(usize::from(link.0)).map(Link::name);
                 warn!(
                     interface,
-                    why, "the interface was made again and cannot be used"
+                    why, "the interface was created again and cannot be used"
                 );
             }
             EngineEvent::CaptureEnded { ref path, ref why } => {
@@ -272,7 +278,7 @@ impl Node {
                 if let Some(client) = self.client(client) {
                     let Credentials { uid, pid, .. } = client.credentials;
                     let program = &client.program;
-                    if self.corruption_logged.now() {
+                    if self.corruption_logged.allow() {
                         warn!(
                             uid,
                             pid, program, slot, what, "program disconnected: corrupt shared memory"
@@ -312,7 +318,10 @@ impl Node {
         }
         let made_again = self.leases.update_interface(link, index, addr);
         if made_again && !gone {
-            info!(interface, index, "the interface was made again: attached");
+            info!(
+                interface,
+                index, "the interface was created again: attached"
+            );
             let EndpointConfig {
                 esp_ethertype,
                 edp_ethertype,
@@ -320,14 +329,17 @@ impl Node {
             } = *self.leases.endpoint();
             for ethertype in [esp_ethertype, edp_ethertype] {
                 match InterfaceClaim::take(interface, index, ethertype) {
-                    Ok(claim) => self.claims().push(claim),
+                    Ok(claim) => {
+                        let key = (interface.to_owned(), ethertype);
+                        self.claims().insert(key, claim);
+                    }
                     Err(error) => warn!(interface, %error, "two daemons serve the interface"),
                 }
             }
         }
     }
 
-    fn claims(&self) -> MutexGuard<'_, Vec<InterfaceClaim>> {
+    fn claims(&self) -> MutexGuard<'_, HashMap<(String, u16), InterfaceClaim>> {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -350,10 +362,10 @@ impl Node {
         }
     }
 
-    /// Frees the ports that are reserved for programs that have ended. Returns true if there were
+    /// Frees the ports of reserved leases whose programs have ended. Returns true if there were
     /// any.
-    pub(crate) fn free_ports_of_the_dead(&self) -> bool {
-        let dead = self.leases.reserved_by_the_dead();
+    pub(crate) fn free_orphaned_ports(&self) -> bool {
+        let dead = self.leases.orphaned();
         dead.iter().for_each(|lease| self.end_lease(*lease));
         !dead.is_empty()
     }
@@ -364,8 +376,8 @@ impl Node {
         let _ = self.engines.send(engine, Command::Refuse { handle });
     }
 
-    /// Waits until the frames of a port, which the program has claimed, reach its engine; also for
-    /// programs of other engines that have ended, and whose streams are not closed yet.
+    /// Assigns a port that the program has claimed to its engine, and waits until the frames reach
+    /// it. Also waits until the streams of ended programs of other engines are closed.
     pub(crate) async fn assign_port(&self, program: Claimant, port: Port) -> Result<(), Refusal> {
         if self.engines.count() == 1 {
             return Ok(());
@@ -389,10 +401,10 @@ impl Node {
 
     /// Returns the engines' state, fetched after this call began.
     pub(crate) async fn snapshot(&self) -> Result<Arc<Snapshot>, Refusal> {
-        let asked = Instant::now();
+        let requested = Instant::now();
         let mut last = self.last_snapshot.lock().await;
         if let Some((taken, snapshot)) = last.as_ref() {
-            if *taken >= asked {
+            if *taken >= requested {
                 return Ok(Arc::clone(snapshot));
             }
             tokio::time::sleep_until((*taken + SNAPSHOT_PAUSE).into()).await;
@@ -404,21 +416,21 @@ impl Node {
     }
 
     /// Returns the ring sizes granted for a request; 0 leaves a size to the daemon. The receive
-    /// ring has at least `least_rx` bytes, whatever was requested or is allowed.
-    pub(crate) fn grant(&self, wanted: Rings, least_rx: u32) -> Result<RingSizes, Refusal> {
+    /// ring has at least `min_rx` bytes, regardless of the request and the limit.
+    pub(crate) fn grant(&self, wanted: Rings, min_rx: u32) -> Result<RingSizes, Refusal> {
         let one = |name: &str, wanted: u32| match wanted {
             0 => Ok(self.rings.default.0),
             size if size.is_power_of_two() && size >= MIN_RING => Ok(size.min(self.rings.max.0)),
             _ => Err(Refusal::bad_argument(format!(
-                "invalid {name} ring of {wanted} bytes: expected a power of two from {MIN_RING} on, or 0 for \
+                "invalid {name} ring of {wanted} bytes: expected a power of two of at least {MIN_RING}, or 0 for \
                  the default"
             ))),
         };
         // Beyond 2^31 (impossible for an MTU) the check below refuses it.
-        let least_rx = least_rx.checked_next_power_of_two().unwrap_or(u32::MAX);
+        let min_rx = min_rx.checked_next_power_of_two().unwrap_or(u32::MAX);
         let sizes = RingSizes {
             tx: one("send", wanted.tx)?,
-            rx: one("receive", wanted.rx)?.max(least_rx),
+            rx: one("receive", wanted.rx)?.max(min_rx),
         };
         sizes.check().map_err(Refusal::bad_argument)?;
         Ok(sizes)

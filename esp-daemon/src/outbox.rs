@@ -12,7 +12,7 @@ use tokio::net::UnixStream;
 /// Bytes of waiting replies above which no further request is processed.
 const FULL: usize = 64 << 10;
 
-/// Result of a flush: when to flush again, if anything is left.
+/// Result of a flush: when to flush again, if anything remains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flushed {
     WhenWritable,
@@ -30,9 +30,9 @@ struct Outgoing {
 #[derive(Default)]
 pub(crate) struct Outbox {
     queue: VecDeque<Outgoing>,
-    /// Bytes waiting, including sent parts of messages.
+    /// Number of waiting bytes, including sent parts of messages.
     bytes: usize,
-    /// Time since which the first message waits.
+    /// Time since which the first message has been waiting.
     since: Option<Instant>,
 }
 

@@ -26,7 +26,7 @@ impl Credentials {
 /// Determines the credentials of a connection; replaced in tests.
 pub type Identify = Arc<dyn Fn(&UnixStream) -> io::Result<Credentials> + Send + Sync>;
 
-/// Returns the function that asks the kernel.
+/// Returns the function that requests them from the kernel.
 pub fn by_kernel() -> Identify {
     Arc::new(|stream| {
         let found = stream.peer_cred()?;

@@ -11,7 +11,7 @@ use dashmap::mapref::entry::Entry;
 use esp_engine::{ClientId, MAX_ENGINES};
 use esp_proto::{FIRST_EPHEMERAL_PORT, Port};
 
-/// Number of ports from [`FIRST_EPHEMERAL_PORT`] on.
+/// Number of ephemeral ports: [`FIRST_EPHEMERAL_PORT`] and all above.
 const EPHEMERAL: u32 = 65536 - FIRST_EPHEMERAL_PORT as u32;
 
 #[derive(Debug)]
@@ -50,7 +50,7 @@ pub(crate) enum Purpose {
     Listener(ClientId),
     /// Connection; any number, all of one user; none on a leased port.
     Connection,
-    /// Connection accepted by a listener; on a leased port only from the own node.
+    /// Connection accepted by a listener; on a leased port only from this node.
     Accepted,
     /// Lease of this program; only the listener may coexist.
     Leased(ClientId),
@@ -166,7 +166,7 @@ impl Ports {
         })
     }
 
-    /// Takes a port that is unused, or whose present use fits.
+    /// Takes a port that is unused, or whose current use is compatible.
     fn claim(
         self: &Arc<Self>,
         port: Port,
@@ -230,7 +230,7 @@ mod tests {
         Claimant { uid, engine: 0 }
     }
 
-    /// Those of leases belong to no engine: the frames reach their programs.
+    /// Claims of leases belong to no engine: the frames reach their programs.
     #[test]
     fn programs_of_other_engines_are_found() {
         let ports = Arc::new(Ports::default());
@@ -277,7 +277,7 @@ mod tests {
         );
         assert!(
             ports.take(7000, user(1), Purpose::Leased(holder)).is_none(),
-            "the program has a listener already"
+            "the program already has a listener"
         );
         let again = ports
             .take(7000, user(1), Purpose::Listener(holder))

@@ -36,7 +36,7 @@ const MANAGER: Duration = Duration::from_secs(1);
 
 /// Threads of the control plane.
 const WORKERS: usize = 2;
-/// Period of looks whether the programs that may adopt leases still live.
+/// Poll interval for the end of programs that may adopt leases.
 const RESERVED_CHECK: Duration = Duration::from_millis(500);
 /// Time within which a program must send Hello, complete a message, or read a reply.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -98,7 +98,7 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
     let record = beside(&config.socket.path, ".leases");
     let lease_groups = config.lease.groups.iter();
     let lease = LeaseSetup {
-        // Also with leases disabled, so that their programs are refused at once.
+        // Even with leases disabled, so that their programs are refused at once.
         before: record::load(&record),
         record: Some(record),
         options: lease_options(config),
@@ -117,7 +117,7 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
     let mut running = start_engines(settings, all, &lease, secure, adoption)?;
     warn_of_small_buffers();
     let engines = running.table()?;
-    // Last of the steps that can fail: from now on programs find the daemon.
+    // The last step that can fail, because programs can then connect.
     let path = &config.socket.path;
     let (mut claim, socket) = SocketClaim::take(path, config.socket.mode.0, group)?;
     let listener = UnixListener::from_std(socket.into())
@@ -164,7 +164,9 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
     info!("stopping");
     let notified = tokio::task::spawn_blocking(|| notify(&[NotifyState::Stopping]));
     if tokio::time::timeout(MANAGER, notified).await.is_err() {
-        warn!("the service manager does not read its socket");
+        warn!(
+            "the service manager did not accept the notification that esp-daemon is stopping; stopping anyway"
+        );
     }
     let leaves = matches!(ended, Ok(End::Leave));
     let result = match ended {
@@ -233,7 +235,7 @@ async fn expire_reservations(node: Arc<Node>, grace: Duration) {
     while Instant::now() < end && !node.leases.reserved().is_empty() {
         let left = end.saturating_duration_since(Instant::now());
         tokio::time::sleep(RESERVED_CHECK.min(left)).await;
-        node.free_ports_of_the_dead();
+        node.free_orphaned_ports();
     }
     let left = node.leases.reserved();
     for lease in &left {
@@ -243,7 +245,7 @@ async fn expire_reservations(node: Arc<Node>, grace: Duration) {
     info!(
         adopted,
         expired = (waiting as u64).saturating_sub(adopted),
-        "grace period over: freed the ports of leases that were not adopted"
+        "the grace period has ended: freed the ports of leases that were not adopted"
     );
 }
 
@@ -255,7 +257,7 @@ fn lease_options(config: &Config) -> LeaseOptions {
         info!("no leases: packets are authenticated by the daemon ([auth])");
         options.allow = LeaseAllow::Off;
     } else if config.checksum != Checksum::Off {
-        info!("no leases: packets have the daemon's checksum, which is no authentication");
+        info!("no leases: packets have the daemon's checksum (which does not authenticate them)");
         options.allow = LeaseAllow::Off;
     }
     options
@@ -352,7 +354,7 @@ fn warn_of_small_buffers() {
     }
 }
 
-/// Serves the metrics, if the config says where. Returns the claim of a Unix socket.
+/// Serves the metrics, if configured. Returns the claim of a Unix socket.
 async fn start_metrics(
     config: &Config,
     group: Option<Gid>,
@@ -374,6 +376,8 @@ async fn start_metrics(
         }
         Listen::Unix(path) => {
             let (claim, socket) = SocketClaim::take(path, config.socket.mode.0, group)?;
+            // Closing one could block the thread that reads.
+            netif::refuse_descriptors(&socket);
             let listener = UnixListener::from_std(socket.into()).map_err(failed)?;
             (Some(claim), Listener::Unix(listener))
         }
@@ -439,8 +443,8 @@ async fn notify_watchdog(node: Arc<Node>, pause: Duration) {
     }
 }
 
-/// Reloads limits, and the keys of a daemon that was started with keys; all other options need a
-/// restart.
+/// Reloads the limits, and the keys of a daemon that was started with keys; all other options need
+/// a restart.
 fn reload(node: &Node, engines: &[EngineHandle], settings: &Settings) {
     let Some(file) = &settings.config_file else {
         warn!("SIGHUP: no config file to reload");
@@ -462,8 +466,7 @@ fn reload(node: &Node, engines: &[EngineHandle], settings: &Settings) {
     let (had, has) = (!settings.config.auth.key_files.is_empty(), !keys.is_empty());
     if had != has {
         warn!(
-            "SIGHUP: reloaded limits; authentication is turned on or off by a restart only, and \
-             is {} until then",
+            "SIGHUP: reloaded limits; authentication stays {} until esp-daemon is restarted",
             if had {
                 "on, with the previous keys"
             } else {

@@ -15,11 +15,13 @@ use crate::node::Node;
 use crate::peer::{Credentials, Identify};
 use crate::refusal::Refusal;
 use crate::session;
-use crate::stats::Seldom;
+use crate::stats::LogLimiter;
 
 /// Send buffer of a control connection in bytes; bounds the unread replies (and descriptors) in the
 /// kernel.
 const SEND_BUFFER: usize = 16 << 10;
+/// Stands for the user of a connection whose user is not known.
+const UNKNOWN_USER: u32 = u32::MAX;
 /// Pause after an accept that failed for lack of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Time for the sessions to end at shutdown.
@@ -33,7 +35,7 @@ pub async fn serve(
     stop: watch::Receiver<bool>,
 ) {
     let mut sessions = JoinSet::new();
-    let logged = Seldom::default();
+    let logged = LogLimiter::default();
     let mut stopped = std::pin::pin!(until(stop.clone()));
     loop {
         tokio::select! {
@@ -48,7 +50,7 @@ pub async fn serve(
                 }
                 Err(error) => {
                     node.stats.accept_errors.add();
-                    if logged.now() {
+                    if logged.allow() {
                         warn!(%error, "cannot accept a program");
                     }
                     tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -78,6 +80,7 @@ fn start_session(
 ) {
     let Ok(credentials) = identify(&stream) else {
         node.stats.control_socket_errors.add();
+        session::close(&node.closer, UNKNOWN_USER, stream);
         return;
     };
     if let Err(error) = rustix::net::sockopt::set_socket_send_buffer_size(&stream, SEND_BUFFER) {
@@ -90,6 +93,7 @@ fn start_session(
         Err(limit) => {
             node.stats.refused_limit.add();
             refuse(&stream, credentials, limit.into());
+            session::close(&node.closer, credentials.uid, stream);
         }
     }
 }

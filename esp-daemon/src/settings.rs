@@ -61,7 +61,7 @@ impl Settings {
     /// Returns the current state of the interfaces.
     ///
     /// # Errors
-    /// None is named, or one of them is missing or not Ethernet.
+    /// No interface is named, or one of them is missing or not Ethernet.
     pub fn find_interfaces(&self) -> Result<Vec<netif::Interface>, StartError> {
         if self.config.interfaces.is_empty() && self.config.udp.is_empty() {
             let config = self.config_file.as_deref();
@@ -86,7 +86,7 @@ impl Settings {
     /// networks, named after its interface, such as `eth0/udp`.
     ///
     /// # Errors
-    /// A network has no address of this node.
+    /// No address of this node is in a network.
     pub fn find_udp(&self) -> Result<Vec<LinkConfig>, StartError> {
         let all = netif::addresses();
         let networks = &self.config.udp;
@@ -159,7 +159,7 @@ fn source(found: &netif::LocalAddress, network: &Network) -> Option<IpNetwork> {
     }
 }
 
-/// Returns the interface under the name of its next link.
+/// Returns the interface with the name of its next link.
 fn named(interface: &netif::Interface, links: &[LinkConfig]) -> netif::Interface {
     let index = interface.index;
     let is_same = |link: &&LinkConfig| match link {
@@ -176,8 +176,8 @@ fn named(interface: &netif::Interface, links: &[LinkConfig]) -> netif::Interface
 }
 
 /// Checks a config file as `--check-config` does: the file itself, that the interfaces, networks
-/// and the socket's group that it names exist on this machine, and that its files of keys and the
-/// token can be used. Which interfaces and networks to use may be left to the command line.
+/// and group of the socket that it names exist on this machine, and that its key files and token
+/// file can be used. The file need not name interfaces or networks, because the command line may.
 ///
 /// # Errors
 /// The first error that a start would report.

@@ -3,6 +3,8 @@
 //! A slot is in use until both the engine ([`esp_engine::EngineEvent::Closed`]) and the program
 //! (`Close`) have released it. If it were reused earlier, the program could close the wrong stream.
 
+use std::collections::BTreeMap;
+
 use esp_engine::Slot;
 use esp_engine::shm::{RingSizes, SLOTS};
 
@@ -42,9 +44,12 @@ struct SlotEntry {
 /// The slots of one program.
 #[derive(Debug, Default)]
 pub(crate) struct Slots {
-    /// Grows to the highest slot used, at most [`SLOTS`].
-    table: Vec<Option<SlotEntry>>,
+    /// Those in use, at most [`SLOTS`].
+    table: BTreeMap<Slot, SlotEntry>,
+    /// Free slots below `next`.
     free: Vec<Slot>,
+    /// All slots from this one on are free, except those that were reserved by number.
+    next: Slot,
     /// The program has disconnected and will not close slots.
     disconnected: bool,
 }
@@ -58,46 +63,42 @@ impl Slots {
             engine_done: false,
             program_done: self.disconnected,
         };
-        if let Some(slot) = self.free.pop() {
-            *self.table.get_mut(usize::from(slot))? = Some(entry);
-            return Some(slot);
-        }
-        let slot = self.table.len();
-        if slot >= SLOTS {
-            return None;
-        }
-        self.table.push(Some(entry));
-        Slot::try_from(slot).ok()
+        let slot = self.free.pop().or_else(|| self.advance())?;
+        self.table.insert(slot, entry);
+        Some(slot)
     }
 
-    /// Takes a certain slot; false if it is in use or out of range.
+    /// Returns the next slot that was never used.
+    fn advance(&mut self) -> Option<Slot> {
+        while usize::from(self.next) < SLOTS {
+            let slot = self.next;
+            self.next += 1;
+            if !self.table.contains_key(&slot) {
+                return Some(slot);
+            }
+        }
+        None
+    }
+
+    /// Takes a given slot; false if it is in use or out of range.
     pub(crate) fn reserve_at(&mut self, slot: Slot, kind: SlotUse, holdings: Holdings) -> bool {
-        let index = usize::from(slot);
-        if index >= SLOTS {
+        if usize::from(slot) >= SLOTS || self.table.contains_key(&slot) {
             return false;
         }
-        while self.table.len() <= index {
-            // The table is never longer than SLOTS.
-            self.free.push(self.table.len() as Slot);
-            self.table.push(None);
-        }
-        let Some(place) = self.free.iter().position(|free| *free == slot) else {
-            return false;
-        };
-        self.free.swap_remove(place);
-        self.table[index] = Some(SlotEntry {
+        self.free.retain(|free| *free != slot);
+        let entry = SlotEntry {
             kind,
             holdings,
             engine_done: false,
             program_done: self.disconnected,
-        });
+        };
+        self.table.insert(slot, entry);
         true
     }
 
     /// Frees a slot that the engine did not accept.
     pub(crate) fn withdraw(&mut self, slot: Slot) {
-        let place = self.table.get_mut(usize::from(slot));
-        if place.and_then(Option::take).is_some() {
+        if self.table.remove(&slot).is_some() && slot < self.next {
             self.free.push(slot);
         }
     }
@@ -123,13 +124,12 @@ impl Slots {
 
     /// Returns the rings of a slot in use.
     pub(crate) fn rings(&self, slot: Slot) -> Option<RingSizes> {
-        let held = self.table.get(usize::from(slot))?.as_ref()?;
-        Some(held.holdings.rings)
+        Some(self.table.get(&slot)?.holdings.rings)
     }
 
-    /// Returns true when the program has this slot with this use.
+    /// Returns true if the program has this slot for this use.
     pub(crate) fn is(&self, slot: Slot, kind: SlotUse) -> bool {
-        let held = self.table.get(usize::from(slot)).and_then(Option::as_ref);
+        let held = self.table.get(&slot);
         held.is_some_and(|held| held.kind == kind && !held.program_done)
     }
 
@@ -147,15 +147,15 @@ impl Slots {
     /// Records that the program has disconnected: slots are free once the engine has released them.
     pub(crate) fn disconnect(&mut self) {
         self.disconnected = true;
-        for slot in 0..self.table.len() {
-            // The table is never longer than SLOTS.
-            self.program_closed(slot as Slot);
+        let slots: Vec<Slot> = self.table.keys().copied().collect();
+        for slot in slots {
+            self.program_closed(slot);
         }
     }
 
     /// Returns true when no slot is in use.
     pub(crate) fn is_empty(&self) -> bool {
-        self.free.len() == self.table.len()
+        self.table.is_empty()
     }
 
     /// Returns true when the program has disconnected and the engine has released everything.
@@ -164,7 +164,7 @@ impl Slots {
     }
 
     fn held(&mut self, slot: Slot) -> Option<&mut SlotEntry> {
-        self.table.get_mut(usize::from(slot))?.as_mut()
+        self.table.get_mut(&slot)
     }
 
     fn settle(&mut self, slot: Slot) {
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certain_slot_can_be_reserved_once() {
+    fn a_given_slot_can_be_reserved_once() {
         let mut slots = Slots::default();
         assert!(slots.reserve_at(3, SlotUse::Stream, nothing()));
         assert!(!slots.reserve_at(3, SlotUse::Edp, nothing()));
@@ -224,6 +224,29 @@ mod tests {
         assert!(others.iter().all(|slot| ![1, 3].contains(slot)));
         slots.withdraw(3);
         assert!(slots.reserve_at(3, SlotUse::Stream, nothing()));
+    }
+
+    #[test]
+    fn a_slot_reserved_by_number_is_reserved_once_and_reused() {
+        let mut slots = Slots::default();
+        assert!(slots.reserve_at(2, SlotUse::Edp, nothing()));
+        slots.withdraw(2);
+        let mut all: Vec<Slot> = (0..SLOTS)
+            .map(|_| slots.reserve(SlotUse::Stream, nothing()).unwrap())
+            .collect();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), SLOTS);
+        slots.withdraw(4095);
+        assert_eq!(slots.reserve(SlotUse::Stream, nothing()), Some(4095));
+    }
+
+    #[test]
+    fn a_high_slot_takes_no_more_memory_than_a_low_one() {
+        let mut slots = Slots::default();
+        assert!(slots.reserve_at(4095, SlotUse::Edp, nothing()));
+        slots.withdraw(4095);
+        assert_eq!((slots.free.capacity(), slots.next), (0, 0));
     }
 
     #[test]

@@ -25,13 +25,13 @@ impl Count {
     }
 }
 
-/// Rate limiter of log lines that other processes can trigger: one per second.
+/// Limits log lines that other processes can trigger to one per second.
 #[derive(Debug, Default)]
-pub(crate) struct Seldom(Mutex<Option<Instant>>);
+pub(crate) struct LogLimiter(Mutex<Option<Instant>>);
 
-impl Seldom {
-    /// Returns true if the last true was at least a second ago.
-    pub(crate) fn now(&self) -> bool {
+impl LogLimiter {
+    /// Returns true if a line may be logged: at most once per second.
+    pub(crate) fn allow(&self) -> bool {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let due = last.is_none_or(|last| last.elapsed() >= Duration::from_secs(1));
         if due {
@@ -90,8 +90,8 @@ mod tests {
 
     #[test]
     fn log_lines_are_rate_limited() {
-        let seldom = Seldom::default();
-        let passed = (0..1000).filter(|_| seldom.now()).count();
+        let limiter = LogLimiter::default();
+        let passed = (0..1000).filter(|_| limiter.allow()).count();
         assert!((1..100).contains(&passed), "{passed}");
     }
 

@@ -13,7 +13,7 @@ use crate::status;
 /// Interval at which values are fetched from the engine.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Names of gauges and what they show.
+/// Names of gauges and their help texts.
 const GAUGES: [(&str, &str); 10] = [
     ("esp_link_up", "1 when the link is up"),
     ("esp_link_mtu_bytes", "bytes after the EtherType"),
@@ -36,7 +36,7 @@ const GAUGES: [(&str, &str); 10] = [
 /// Name of the counters `rx_drop_…`, whose reason is a label.
 const DROPPED: &str = "esp_rx_dropped_frames_total";
 const DROPPED_HELP: &str =
-    "received frames dropped, by the reason that espstat --counters explains";
+    "received frames dropped, by reason; espstat --counters explains the reasons";
 
 /// Names and values as exported.
 pub struct Telemetry {

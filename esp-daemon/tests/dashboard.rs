@@ -1,5 +1,5 @@
-//! Structure of the dashboard for Grafana and of the alert rules for Prometheus. That the metrics
-//! they name exist is tested in `metrics.rs`.
+//! Structure of the dashboard for Grafana and of the alert rules for Prometheus. `metrics.rs` tests
+//! that the metrics they name exist.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -19,7 +19,7 @@ fn packaged(file: &str) -> String {
     std::fs::read_to_string(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display()))
 }
 
-/// Returns what is wrong with a dashboard.
+/// Returns the faults of a dashboard.
 fn faults(dashboard: &Value) -> Vec<String> {
     let mut faults = Vec::new();
     for key in ["title", "uid", "refresh"] {
@@ -71,7 +71,7 @@ fn faults(dashboard: &Value) -> Vec<String> {
     faults
 }
 
-/// The data source is the one that the user chooses.
+/// Checks that the data source is the one that the user chooses.
 fn source(of: &Value, wrong: &mut impl FnMut(&str)) {
     let source = &of["datasource"];
     if source["type"] != "prometheus" || source["uid"] != "${datasource}" {
@@ -96,14 +96,14 @@ fn queries(panel: &Value, wrong: &mut impl FnMut(&str)) {
         let metrics = text.matches("esp_").count();
         // Each metric is restricted to the chosen nodes.
         if metrics == 0 || text.matches("instance=~\"$instance\"").count() != metrics {
-            wrong(&format!("not of the chosen nodes: {text}"));
+            wrong(&format!("not restricted to the chosen nodes: {text}"));
         }
         for [open, close] in ["()", "{}", "[]"].map(|pair| [&pair[..1], &pair[1..]]) {
             if text.matches(open).count() != text.matches(close).count() {
                 wrong(&format!("unequal numbers of {open} and {close}: {text}"));
             }
         }
-        // A counter is of use as a rate only.
+        // A counter is useful only as a rate.
         let counters = text.matches("_total").count();
         let rates = text.matches("rate(").count() + text.matches("increase(").count();
         if counters > rates {

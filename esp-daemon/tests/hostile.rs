@@ -8,7 +8,7 @@ use std::time::Duration;
 use esp_client::control::codec::encode;
 use esp_client::control::{Envelope, ErrorKind, MAX_REQUEST, Reply, Request};
 use esp_engine::{ClientId, EngineEvent};
-use support::program::{accept, connect, listen};
+use support::program::{accept, blocking_descriptor, connect, listen};
 use support::{Rig, eventually};
 
 /// Asserts that a correct program is served.
@@ -180,11 +180,11 @@ fn a_program_that_reads_nothing_is_disconnected_and_delays_no_other() {
     })
     .unwrap();
     deaf.stream.set_nonblocking(true).unwrap();
-    let mut asked = 0;
+    let mut posted = 0;
     eventually("it is cut off", || {
         for _ in 0..100 {
             match deaf.raw(&request) {
-                Ok(()) => asked += 1,
+                Ok(()) => posted += 1,
                 // its own send buffer is full: the daemon has stopped taking requests
                 Err(_) => break,
             }
@@ -192,8 +192,8 @@ fn a_program_that_reads_nothing_is_disconnected_and_delays_no_other() {
         honest.open(0);
         rig.count("control_slow_readers") == 1
     });
-    assert!(asked > 100, "it never got to the point");
-    // Bounded: a socket buffer, the outbox, and what was read at once.
+    assert!(posted > 100, "the test never reached its limit");
+    // Bounded: a socket buffer, the outbox, and the requests of one read.
     assert!(
         rig.count("control_requests") < 2000,
         "{}",
@@ -219,6 +219,30 @@ fn descriptors_end_the_connection() {
     }
     assert_eq!(rig.count("control_unexpected_descriptors"), 3);
     serves(&rig);
+}
+
+/// Closing the last such descriptor blocks for as long as its owner wants. The daemon has two
+/// threads.
+#[test]
+fn descriptors_whose_close_blocks_delay_no_other_program() {
+    let rig = Rig::new("[limits]\nrequests_per_second = 20\n");
+    let mut peers = Vec::new();
+    // More bytes than the daemon reads before it ends the connection leave the descriptor unread.
+    for (user, garbage) in [(1, 0), (2, 40_000), (3, 0), (4, 40_000)] {
+        let mut program = rig.program_of(user);
+        for _ in 0..60 {
+            program.post(Request::CancelAccept { accept: 0 });
+        }
+        eventually("it waits", || {
+            rig.count("control_throttled") >= u64::from(user)
+        });
+        program.raw(&vec![0xff; garbage]).unwrap();
+        let (descriptor, peer) = blocking_descriptor();
+        peers.push(peer);
+        program.pass(&[0xff; 4], &[descriptor]).unwrap();
+        program.cut_off();
+    }
+    rig.program_of(5).listen(0);
 }
 
 #[test]
@@ -261,7 +285,7 @@ fn a_program_that_corrupts_memory_is_disconnected() {
         what: "a test",
     });
     let Some(Reply::Error(error)) = program.last_words() else {
-        panic!("no word")
+        panic!("no reply")
     };
     assert!(error.message.contains("a test"), "{}", error.message);
     assert_eq!(rig.count("programs_corrupted_memory"), 1);

@@ -184,7 +184,7 @@ fn shipped_config_is_good_and_a_bad_one_is_explained() {
         "{why}"
     );
     assert!(why.contains("`keepalive`"), "{why}");
-    // The same error as a start with it gives.
+    // A start with this file gives the same error.
     let bad = program()
         .args(["--interface", "x", "--config"])
         .arg(&file)
@@ -429,7 +429,7 @@ fn metrics_are_served() {
         "\nesp_control_connections_total 1\n",
         "\nesp_link_up{interface=\"wire0\"} 1\n",
     ];
-    // The values are of different moments, up to an interval apart.
+    // The values were fetched at different times, up to an interval apart.
     eventually("the program is counted", || {
         let mut http = nodes
             .a
@@ -508,7 +508,7 @@ fn programs_of_two_nodes_connect_and_see_the_end() {
     }
     a.signal(Signal::INT);
     assert_eq!(a.wait().code(), Some(0), "{}", a.said());
-    eventually("the peer is told", || {
+    eventually("the peer is notified", || {
         status(&mut server).connections.is_empty()
     });
 }
@@ -544,7 +544,7 @@ fn programs_that_die_leave_nothing_in_the_real_daemon() {
         // die.
     };
     let files = |daemon: &Daemon| {
-        // A notification of the watchdog has a socket until it is read or queued.
+        // A watchdog notification has a socket until it is read or queued.
         daemon.notify.set_nonblocking(true).unwrap();
         while daemon.notify.recv(&mut [0; 64]).is_ok() {}
         let all = std::fs::read_dir(format!("/proc/{}/fd", daemon.child.id())).unwrap();

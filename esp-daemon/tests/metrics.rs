@@ -39,7 +39,7 @@ fn start(node: &Node, dir: &Path, metrics: &str) -> Daemon {
     daemon
 }
 
-/// Sends a request and returns everything that comes back until the end; an error ends it, too.
+/// Sends a request and returns the bytes received until the end of the stream or an error.
 fn ask(mut stream: impl Read + Write, request: &[u8]) -> String {
     let _ = stream.write_all(request);
     let mut answer = Vec::new();
@@ -70,13 +70,13 @@ struct Family {
     samples: BTreeSet<String>,
 }
 
-/// Parses the text format strictly: help, type and samples of a metric stand together, and no
-/// sample is there twice.
+/// Parses the text format strictly: help, type and samples of a metric are adjacent, and no sample
+/// occurs twice.
 fn parse(text: &str) -> Result<BTreeMap<String, Family>, String> {
     let mut families: BTreeMap<String, Family> = BTreeMap::new();
     let mut current = String::new();
     let mut helped = String::new();
-    assert!(text.ends_with('\n'), "the last line is not ended");
+    assert!(text.ends_with('\n'), "the last line has no end");
     for line in text.lines().filter(|line| !line.is_empty()) {
         let wrong = |what: &str| Err(format!("{what}: {line}"));
         if let Some(help) = line.strip_prefix("# HELP ") {
@@ -225,7 +225,7 @@ fn hostile_requests_are_refused_and_others_served() {
     });
     let connect = || {
         let stream = nodes.a.run(|| TcpStream::connect(address).unwrap());
-        // Longer than all slots can be kept from this one.
+        // Longer than the other connections can keep all slots.
         stream.set_read_timeout(Some(3 * PATIENCE)).unwrap();
         stream
     };
@@ -240,7 +240,7 @@ fn hostile_requests_are_refused_and_others_served() {
     assert_eq!(
         status("GET /other HTTP/1.1\r\nHost: x\r\n\r\n"),
         "401",
-        "learns nothing"
+        "nothing is revealed"
     );
     assert_eq!(status(&good.replace("cdef", "cdee")), "401");
     assert_eq!(status(&good.replace("/metrics", "/other")), "404");
@@ -269,7 +269,7 @@ fn hostile_requests_are_refused_and_others_served() {
             "{garbage:?}: {found}"
         );
     }
-    // More connections than there are slots, which send nothing, or not all of a request.
+    // More connections than there are slots. They send nothing, or only a part of a request.
     let idle: Vec<_> = (0..12)
         .map(|n| {
             let mut stream = connect();

@@ -25,7 +25,7 @@ pub struct ClientId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ListenerId(pub u64);
 
-/// Condition of a link that may change while it is used.
+/// State of a link that can change while the link is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkCondition {
     /// Administratively up, with a carrier.
@@ -34,9 +34,9 @@ pub struct LinkCondition {
     pub mtu: u32,
     /// The interface was removed.
     pub gone: bool,
-    /// Own address.
+    /// Address of the link.
     pub addr: NodeAddr,
-    /// Index of the interface, which is another one after it was made again.
+    /// Index of the interface. It changes when the interface is created again.
     pub index: u32,
 }
 
@@ -111,7 +111,7 @@ pub enum Command {
         handle: ConnHandle,
         /// Owner.
         client: ClientId,
-        /// Doorbell bit, free until now.
+        /// Doorbell bit, which must be free.
         slot: Slot,
         /// Its rings.
         region: Arc<Region>,
@@ -122,11 +122,11 @@ pub enum Command {
     Connect {
         /// Owner.
         client: ClientId,
-        /// Doorbell bit, free until now.
+        /// Doorbell bit, which must be free.
         slot: Slot,
         /// Link to use.
         link: LinkId,
-        /// Own port, never 0.
+        /// Local port, never 0.
         local_port: Port,
         /// Peer address.
         peer: NodeAddr,
@@ -136,7 +136,7 @@ pub enum Command {
         key: Vec<u8>,
         /// Its rings.
         region: Arc<Region>,
-        /// The connection, or the reason of the failure; the slot is free then.
+        /// The connection, or the reason for the failure, after which the slot is free.
         reply: Reply<Result<ConnHandle, ConnectError>>,
     },
     /// Closes a stream (transmits the written bytes, then FIN, and discards received bytes) or a
@@ -164,7 +164,7 @@ pub enum Command {
     BindEdp {
         /// Owner.
         client: ClientId,
-        /// Doorbell bit, free until now.
+        /// Doorbell bit, which must be free.
         slot: Slot,
         /// Link to use.
         link: LinkId,
@@ -205,7 +205,7 @@ pub enum Command {
     Resume {
         /// Owner.
         client: ClientId,
-        /// Doorbell bit, free until now.
+        /// Doorbell bit, which must be free.
         slot: Slot,
         /// Link with the connection's own address.
         link: LinkId,
@@ -213,8 +213,8 @@ pub enum Command {
         image: Box<ConnImage>,
         /// Its rings, as the earlier engine left them.
         region: Arc<Region>,
-        /// The connection, which then waits for its peer, or the reason of the failure; the slot is
-        /// free then.
+        /// The connection, which then waits for its peer, or the reason for the failure, after
+        /// which the slot is free.
         reply: Reply<Result<ConnHandle, ResumeError>>,
     },
     /// Ends the loop.
@@ -222,7 +222,7 @@ pub enum Command {
         /// False: every connection is reset with `Shutdown`. True: nothing is sent, and the next
         /// engine may resume them.
         keep: bool,
-        /// Called when the last frame was sent.
+        /// Called after the last frame was sent.
         reply: Reply<()>,
     },
 }
@@ -230,7 +230,7 @@ pub enum Command {
 /// A connection whose embedded engine has ended with its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Orphan {
-    /// Own port.
+    /// Local port.
     pub local_port: Port,
     /// Peer address.
     pub peer: NodeAddr,
@@ -249,8 +249,8 @@ pub enum HoldError {
     /// There are connections on the port.
     #[error("port {0} has connections with other nodes through the daemon")]
     InUse(Port),
-    /// The kernel refuses the filter that excludes the ports.
-    #[error("too many separate ports are leased ({0})")]
+    /// The filter that excludes the ports cannot be attached.
+    #[error("the engine's socket cannot exclude the leased ports: {0}")]
     Filter(String),
 }
 
@@ -259,7 +259,7 @@ pub enum HoldError {
 pub struct Arrival {
     /// The connection.
     pub handle: ConnHandle,
-    /// Own port.
+    /// Local port.
     pub port: Port,
     /// Peer address.
     pub peer: NodeAddr,
@@ -284,8 +284,8 @@ pub enum EngineEvent {
         /// The connection.
         handle: ConnHandle,
     },
-    /// A slot is free: its stream or datagram socket has ended, and the engine does not use its
-    /// region any more.
+    /// A slot is free: its stream or datagram socket has ended, and the engine no longer uses its
+    /// region.
     Closed {
         /// Owner.
         client: ClientId,
@@ -307,16 +307,16 @@ pub enum EngineEvent {
         /// Address of the peer after the move.
         peer: NodeAddr,
     },
-    /// A link went up or down, changed its MTU or address, or its interface was removed or made
+    /// A link went up or down, changed its MTU or address, or its interface was removed or created
     /// again.
     Link {
         /// The link.
         link: LinkId,
-        /// Its condition from now on.
+        /// Its new condition.
         condition: LinkCondition,
     },
-    /// An interface was made again, but its link cannot use it. Tried again at the next change of
-    /// an interface.
+    /// An interface was created again, but its link cannot use it. The engine retries at the next
+    /// change of an interface.
     NotAttached {
         /// The link.
         link: LinkId,

@@ -21,9 +21,9 @@ pub struct EngineConfig {
     pub socket: netif::SocketOptions,
     /// Idle strategy.
     pub idle: IdleConfig,
-    /// Ports that other processes have leased already, as by [`crate::Command::Hold`]: their frames
-    /// are ignored from the start. Ports that cannot be held are skipped; `Hold` then reports the
-    /// reason.
+    /// Ports that other processes have leased already, as with [`crate::Command::Hold`]: their
+    /// frames are ignored from the start. Ports that cannot be held are skipped; `Hold` then
+    /// reports the reason.
     pub held: Vec<(crate::LinkId, RangeInclusive<Port>)>,
     /// Protection of the packets of all links; `None` for none.
     pub secure: Option<SecureConfig>,
@@ -32,8 +32,8 @@ pub struct EngineConfig {
     /// Time after the start during which programs may bring connections of an earlier engine
     /// ([`crate::Command::Resume`]), and frames of unknown connections are not answered.
     pub adoption: Duration,
-    /// Place in a set of engines. If there are several, the links are raw Ethernet, without
-    /// protection and pcap file. `None`: the only engine.
+    /// Place in a set of engines; `None`: the only engine. If the set has several engines, the
+    /// links must be raw Ethernet without protection, and there must be no pcap file.
     pub member: Option<Member>,
 }
 
@@ -53,14 +53,15 @@ pub enum LinkConfig {
     },
 }
 
-/// Duration of a yield from which on the core counts as contended by a thread that computes, rather
-/// than one that yields as well or handles what this thread delivered. (A time slice is 3 ms. With
-/// 50 µs, a short disturbance of the machine sufficed, or a program that read its ring at once; the
-/// loop then slept in the middle of a stream, and each sleep costs the sender of the next frame a
+/// Minimum duration of a yield that shows a contended core: another thread computes on it, and does
+/// not merely yield as well or handle what this thread delivered. (A time slice is 3 ms. At 50 µs,
+/// a short disturbance of the machine was enough, or a program that read its ring at once; the loop
+/// then slept in the middle of a stream, and each sleep costs the sender of the next frame a
 /// wake-up.)
-pub const YIELD_HOGGED: Duration = Duration::from_millis(1);
-/// Time for which the loop then blocks instead of yielding: the scheduler takes the rest of the
-/// time slice from a thread that yields, while a blocked one runs soon after its wake-up.
+pub const CONTENDED_YIELD: Duration = Duration::from_millis(1);
+/// Time for which the loop blocks instead of yielding after such a yield: the scheduler takes the
+/// rest of the time slice from a thread that yields, while a blocked one runs soon after its
+/// wake-up.
 pub const CONTENDED_TIME: Duration = Duration::from_millis(10);
 
 /// Idle strategy: spin, then yield, then block.
@@ -90,7 +91,7 @@ impl Default for IdleConfig {
 /// Reason why an engine did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// No interface given.
+    /// No interface was given.
     #[error("no interface given: name at least one")]
     NoLinks,
     /// A packet socket could not be opened.

@@ -118,7 +118,7 @@ impl Crypto for Aead {
     }
 }
 
-/// Returns the tag of W-148. It is no secret, so it may be compared in any time.
+/// Returns the tag of W-148. It is not secret, so the comparison need not take constant time.
 fn checksum(start: u32, aad: &[u8], text: &[u8]) -> [u8; TAG_LEN] {
     let crc = crc32c::crc32c_append(crc32c::crc32c_append(start, aad), text);
     (u128::from(crc) << 96).to_be_bytes()

@@ -8,7 +8,7 @@
 //!
 //! ```text
 //!                       ┌─▶ packet socket of engine 0 ── connections of the ports it owns
-//!  interface ── group ──┤                                     │ frames to the own node
+//!  interface ── group ──┤                                     │ frames to this node
 //!                       └─▶ packet socket of engine 1 ◀───────┘ (queue)
 //! ```
 //!
@@ -34,13 +34,13 @@ use routes::Group;
 
 /// Maximum number of engines.
 pub const MAX_ENGINES: u8 = 16;
-/// Maximum number of assigned ports; a program of the kernel has room for some 600 ranges.
+/// Maximum number of assigned ports; a BPF program of the kernel has room for about 600 ranges.
 const MAX_ASSIGNED: usize = 200;
 /// Maximum number of assigned ports of one user, so that others have some left.
 const MAX_OF_USER: usize = 50;
-/// Maximum number of frames to the own node that wait for an engine.
+/// Maximum number of frames to this node that wait for an engine.
 const MAX_LOOPED: usize = 1024;
-/// Offset of the destination port in a frame from its EtherType on.
+/// Offset of the destination port in a frame that starts at its EtherType.
 const PORT_OFFSET: usize = 2;
 /// Length of the two addresses before the EtherType.
 pub(crate) const ADDRESSES: usize = 12;
@@ -49,7 +49,9 @@ pub(crate) const ADDRESSES: usize = 12;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AssignError {
     /// Programs of other engines use the port.
-    #[error("programs use it that another engine of esp-daemon serves (`engines`)")]
+    #[error(
+        "programs served by another engine of esp-daemon use it; choose another port, or set `engines` to 1"
+    )]
     InUse,
     /// Too many ports are assigned.
     #[error(
@@ -69,7 +71,7 @@ pub struct EngineSet {
     /// The owner of each port.
     owners: Vec<AtomicU8>,
     state: Mutex<State>,
-    /// Frames to the own node for each engine.
+    /// Frames to this node for each engine.
     looped: Vec<Looped>,
     handles: OnceLock<Vec<EngineHandle>>,
 }
@@ -89,9 +91,9 @@ struct State {
 
 #[derive(Debug, Default)]
 struct Looped {
-    /// Frames from the destination address on.
+    /// Frames, starting at the destination address.
     frames: Mutex<VecDeque<(LinkId, Vec<u8>)>>,
-    /// There are some.
+    /// True if there are frames.
     any: AtomicBool,
 }
 
@@ -154,7 +156,7 @@ impl EngineSet {
     /// Assigns a port to the engine of a program of `user`, which has claimed it. `used_by_others`
     /// returns true if programs of other engines than the given one use a port. `reply` is called,
     /// here or by a thread, once the kernel passes the frames of the port to the engine. That takes
-    /// some 30 ms for each interface, however many ports are assigned meanwhile.
+    /// about 30 ms per interface, however many ports are assigned in that time.
     ///
     /// A program may use a port that its engine owns without this call, if it checks the owner
     /// after it has claimed the port.
@@ -238,7 +240,8 @@ impl EngineSet {
         if used_by_others(port, engine) {
             return false;
         }
-        // The owner before the claims are read: who claims the port later sees the new owner.
+        // Stored before the claims are read: a program that claims the port later sees the new
+        // owner.
         let owner = &self.owners[usize::from(port)];
         let before = owner.swap(engine, Ordering::SeqCst);
         let used = used_by_others(port, engine);
@@ -249,8 +252,8 @@ impl EngineSet {
     }
 
     /// Returns the sockets of an engine on an interface, for the EtherTypes of streams and
-    /// datagrams. The first engine that asks has those of all opened. `None`: the interface is
-    /// down, or another one by now; the engine asks again when its monitor reports that.
+    /// datagrams. The first call opens those of all engines. `None`: the interface is down or has
+    /// been replaced; the engine calls again when its monitor reports a change.
     ///
     /// # Errors
     /// The sockets cannot be opened.
@@ -272,8 +275,8 @@ impl EngineSet {
         let found = state.groups.iter().position(of_name);
         let current = found.and_then(|at| state.groups.get(at));
         let current = current.filter(|group| group.index == interface.index);
-        // An engine that has taken its sockets asks again if the interface was away meanwhile, in
-        // another namespace for example.
+        // An engine that has taken its sockets calls again if the interface was away, for example
+        // in another namespace.
         if let Some(sockets) = current.and_then(|group| group.take(engine)) {
             return Ok(Some(sockets));
         }
@@ -302,8 +305,8 @@ impl Looped {
 }
 
 impl Member {
-    /// Returns true if this engine serves the destination port of a frame, given from its EtherType
-    /// on.
+    /// Returns true if this engine serves the destination port of a frame, which starts at its
+    /// EtherType.
     #[inline]
     pub(crate) fn owns(&self, frame: &[u8]) -> bool {
         let owner = port_of(frame).map(|port| self.set.owner(port));
@@ -311,9 +314,9 @@ impl Member {
         owner.is_none_or(|owner| owner == self.engine)
     }
 
-    /// Queues a frame to the own node, given from its destination address on, for the engine that
-    /// owns its port. Returns the frame if that is this one. Counts it in `dropped` if the queue is
-    /// full.
+    /// Queues a frame to this node, which starts at its destination address, for the engine that
+    /// owns its port. Returns the frame if that is this engine. Counts it in `dropped` if the queue
+    /// is full.
     pub(crate) fn pass_on(
         &self,
         link: LinkId,
@@ -347,7 +350,7 @@ impl Member {
         None
     }
 
-    /// Takes frames to the own node that other engines have queued, at most `most`.
+    /// Takes at most `most` frames to this node that other engines have queued.
     pub(crate) fn take_looped(&self, most: usize) -> Vec<(LinkId, Vec<u8>)> {
         let own = self.set.looped.get(usize::from(self.engine));
         let Some(own) = own.filter(|own| own.any.load(Ordering::Relaxed)) else {
@@ -361,7 +364,7 @@ impl Member {
     }
 }
 
-/// Returns the destination port of a frame, given from its EtherType on.
+/// Returns the destination port of a frame, which starts at its EtherType.
 fn port_of(frame: &[u8]) -> Option<Port> {
     let port = frame.get(PORT_OFFSET..PORT_OFFSET + 2)?;
     Some(Port::from_be_bytes([port[0], port[1]]))
@@ -438,7 +441,7 @@ mod tests {
     fn the_number_of_assigned_ports_is_bounded() {
         let set = EngineSet::new(2).unwrap();
         let most = Port::try_from(MAX_ASSIGNED).unwrap();
-        // Every engine has a program at each port, but at those of engine 1 there is no other.
+        // Every port is in use, but none by a program of another engine than its own.
         let used_by_others = |_, engine| engine == MAX_ENGINES;
         for port in 1..=most {
             let user = port.into();
@@ -452,7 +455,7 @@ mod tests {
         assert_eq!((set.owner(most + 1), set.owner(1)), (1, 0));
     }
 
-    /// Also where the assignment that needs the room fails then.
+    /// Even if the assignment that needs the room then fails.
     #[test]
     fn ports_that_are_freed_are_routed_again() {
         let set = EngineSet::new(2).unwrap();
@@ -468,7 +471,7 @@ mod tests {
         assert!(!set.state().unrouted.contains(&1));
     }
 
-    /// A program may ask for a port while a thread installs its route already.
+    /// A program may request a port while a thread already installs its route.
     #[test]
     fn the_end_of_a_round_answers_all_that_wait_for_its_ports() {
         let set = EngineSet::new(2).unwrap();
@@ -488,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_counts_for_its_present_user() {
+    fn a_port_counts_for_its_current_user() {
         let set = EngineSet::new(2).unwrap();
         let used_by_others = |_, engine| engine == MAX_ENGINES;
         for port in 1..=Port::try_from(MAX_OF_USER).unwrap() {
@@ -516,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_to_the_own_node_reaches_the_owner_of_its_port() {
+    fn a_frame_to_this_node_reaches_the_owner_of_its_port() {
         let set = EngineSet::new(2).unwrap();
         let [first, second] = [0, 1].map(|engine| Member {
             set: Arc::clone(&set),

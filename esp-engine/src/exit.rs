@@ -6,7 +6,7 @@
 /// Thread-local values of the calling thread may be gone by then, and a panic aborts the process.
 /// Returns false if the C library has no memory for it.
 pub fn at_exit(call: extern "C" fn()) -> bool {
-    // SAFETY: atexit has no preconditions. In a library that is unloaded the function is called
-    // then, and not later.
+    // SAFETY: atexit has no preconditions. If this is part of a library that is unloaded, the
+    // function is called at that time, and not later.
     unsafe { libc::atexit(call) == 0 }
 }

@@ -7,7 +7,7 @@ use esp_proto::secure::Key;
 
 /// Number of hexadecimal digits of a key.
 const DIGITS: usize = 64;
-/// Longest key file in bytes.
+/// Maximum length of a key file in bytes.
 const MAX_FILE: u64 = 4096;
 
 /// Reason why a key file is not used.
@@ -35,17 +35,20 @@ fn read(file: &Path) -> Result<Key, String> {
         return Err("expected a regular file of at most 4096 bytes".into());
     }
     if found.permissions().mode() & 0o077 != 0 {
-        return Err("other users have access to it: chmod 600".into());
+        return Err("other users have access to it; run chmod 600".into());
     }
     let own = rustix::process::geteuid().as_raw();
     if ![0, own].contains(&found.uid()) {
-        return Err("it belongs to another user: chown it".into());
+        return Err("it belongs to another user; run chown".into());
     }
     let text = std::fs::read(file).map_err(|e| e.to_string())?;
     let key = parse(text.trim_ascii())
         .ok_or("expected 64 hexadecimal digits, such as `openssl rand -hex 32` prints")?;
     if key == Key::CHECKSUM {
-        return Err("it is the public key of checksums: run `openssl rand -hex 32`".into());
+        return Err(
+            "it is the public key of checksums; create another one with `openssl rand -hex 32`"
+                .into(),
+        );
     }
     Ok(key)
 }
@@ -121,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_is_refused() {
+    fn only_regular_files_are_read() {
         let dir = TempDir::new("none");
         for path in [dir.0.clone(), dir.0.join("missing")] {
             let error = read_key(&path).unwrap_err().to_string();

@@ -60,7 +60,7 @@ pub use {
         Arrival, ClientId, Command, ConnHandle, EngineEvent, HoldError, LinkCondition, LinkId,
         LinkSnapshot, ListenerId, Orphan, OwnedConnection, Reply, Slot, Snapshot,
     },
-    config::{CONTENDED_TIME, EngineConfig, EngineError, IdleConfig, LinkConfig, YIELD_HOGGED},
+    config::{CONTENDED_TIME, CONTENDED_YIELD, EngineConfig, EngineError, IdleConfig, LinkConfig},
     crypto::{Aead, AeadKey, hardware_suite, key_id},
     engine::{ConnPath, Engine, LINGER, LeasedLink, LeasedSocket, frame_mtu, random},
     engine_set::{AssignError, EngineSet, MAX_ENGINES, Member},

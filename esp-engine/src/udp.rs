@@ -19,8 +19,8 @@ pub struct UdpLink {
 pub enum UdpAddresses {
     /// The first IPv4 address, otherwise the first IPv6 address.
     First,
-    /// The first of each version of IP. The link of the IPv6 address beside an IPv4 address is
-    /// named after both, such as `eth0/ipv6`.
+    /// The first of each version of IP. If an interface has both, the link of the IPv6 address has
+    /// a name of its own, such as `eth0/ipv6`.
     EachVersion,
 }
 
@@ -34,7 +34,7 @@ impl UdpLink {
             .collect()
     }
 
-    /// Binds this UDP port (0: any free one) of the addresses that `wants` selects by interface and
+    /// Binds this UDP port (0: any free one) at the addresses that `wants` selects by interface and
     /// address. See [`UdpLink::interfaces`].
     ///
     /// # Errors

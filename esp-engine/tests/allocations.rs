@@ -39,7 +39,7 @@ thread_local! {
 const TRACED: u64 = 5;
 
 fn count() {
-    // A thread that is ending has no counter any more.
+    // A thread that is ending no longer has a counter.
     let _ = COUNTER.try_with(|mine| {
         let Some(counter) = mine.take() else { return };
         if counter.fetch_add(1, Ordering::SeqCst) < TRACED

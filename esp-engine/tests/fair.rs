@@ -27,12 +27,11 @@ fn receive(socket: &mut common::Program, count: usize) {
     }
 }
 
-/// Datagrams to the own node wait in their rings when there are many, instead of being dropped
+/// Datagrams to this node wait in their rings when there are many, instead of being dropped
 /// together with those of others.
 #[test]
-fn a_flood_of_datagrams_to_the_own_node_drops_none() {
-    let Some(nodes) = TwoNodes::new_or_skip("a_flood_of_datagrams_to_the_own_node_drops_none")
-    else {
+fn a_flood_of_datagrams_to_this_node_drops_none() {
+    let Some(nodes) = TwoNodes::new_or_skip("a_flood_of_datagrams_to_this_node_drops_none") else {
         return;
     };
     let mut flood = Host::start(&nodes.a, |_| {});

@@ -1,5 +1,5 @@
 //! The vectors of `docs/wire-format.md`, section 15, and packets of all sizes with the engine's
-//! cryptography. Damage of every bit of every kind of packet.
+//! cryptography. Damage to every bit of every kind of packet.
 
 use esp_engine::Aead;
 use esp_proto::secure::{DATA_AT, Key, Layer, OVERHEAD, Opened, SecureConfig, Suite};
@@ -169,7 +169,7 @@ fn no_packet_is_accepted_after_damage() {
     }
 }
 
-/// W-146: a broadcast from a node without a session waits, and is still one to all.
+/// W-146: a broadcast from a node without a session waits, and is still a broadcast.
 #[test]
 fn a_broadcast_that_has_waited_is_a_broadcast() {
     for suite in SUITES {
@@ -186,8 +186,8 @@ fn a_broadcast_that_has_waited_is_a_broadcast() {
     }
 }
 
-/// Long packets, and damage of several bytes, of cut and of lengthened packets; the addresses of a
-/// frame are damaged as well.
+/// Long packets, damage to several bytes and to the addresses of a frame, and packets that were cut
+/// or lengthened.
 #[test]
 fn a_checksum_covers_long_packets_addresses_and_lengths() {
     let (mut a, mut b) = with_session(Suite::CHECKSUM);
@@ -208,7 +208,7 @@ fn a_checksum_covers_long_packets_addresses_and_lengths() {
             copy[at..at + len]
                 .iter_mut()
                 .for_each(|byte| *byte = !*byte);
-            refused(A, B, &copy, &format!("{len} bytes from {at} on"));
+            refused(A, B, &copy, &format!("{len} bytes, starting at {at}"));
         }
     }
     for len in 0..sealed.len() {

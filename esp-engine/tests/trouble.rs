@@ -1,4 +1,4 @@
-//! Devices that refuse frames, interfaces that vanish, and readers beside the traffic of others.
+//! Devices that refuse frames, interfaces that vanish, and readers amid the traffic of others.
 
 mod common;
 
@@ -20,8 +20,8 @@ use netns::{Namespace, TwoNodes};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
-/// Makes the device of `nodes.a` refuse frames of more than 1000 bytes as one does whose queue is
-/// full.
+/// Makes the device of `nodes.a` refuse frames of more than 1000 bytes, as a device does whose
+/// queue is full.
 fn make_refuse(nodes: &TwoNodes) {
     let namespace = nodes.b.namespace();
     let name = nodes.b.name();
@@ -46,8 +46,8 @@ fn eventually(what: &str, mut there: impl FnMut() -> bool) {
     }
 }
 
-/// The batch of frames is never empty, as each time the device takes a part of it and the program
-/// has more.
+/// The batch of frames is never empty, because each time the device takes only a part of it, and
+/// the program has more.
 #[test]
 fn a_device_that_takes_parts_of_batches_keeps_no_memory() {
     let Some(nodes) = TwoNodes::new_or_skip("a_device_that_takes_parts") else {
@@ -57,7 +57,7 @@ fn a_device_that_takes_parts_of_batches_keeps_no_memory() {
     let mut host = Host::start(&nodes.a, |_| {});
     let peer = Host::start(&nodes.b, |_| {}).mac;
     let mut flood = host.datagrams(5000);
-    // The ring holds records for some ten seconds, each long one refused for 5 ms.
+    // The ring holds records for about ten seconds, each long one refused for 5 ms.
     let fill = |flood: &mut common::Program| {
         while flood
             .tx
@@ -262,8 +262,8 @@ fn connected(left: &mut Local, right: &mut Local, port: Port) -> (Stream, Stream
     (ours, theirs)
 }
 
-/// A long message is taken for the begin of a burst, whose end wakes the reader. Frames that are
-/// nothing to it must not delay that for ever.
+/// A long message is taken for the beginning of a burst, whose end wakes the reader. Frames for
+/// others must not delay that forever.
 #[test]
 fn a_reader_is_woken_amid_the_traffic_of_others() -> Outcome {
     let Some(namespace) = namespace_or_skip("a_reader_is_woken_amid_traffic")? else {
@@ -293,7 +293,7 @@ fn a_reader_is_woken_amid_the_traffic_of_others() -> Outcome {
     Ok(())
 }
 
-/// After a pause, an engine first takes what has accumulated. What it answers leaves in that poll.
+/// After a pause, an engine first takes the accumulated frames. Its answers leave in that poll.
 #[test]
 fn what_a_resting_link_receives_after_a_pause_is_answered_at_once() -> Outcome {
     let Some(namespace) = namespace_or_skip("a_resting_link_answers")? else {
@@ -333,14 +333,14 @@ fn what_a_resting_link_receives_after_a_pause_is_answered_at_once() -> Outcome {
 /// A program that writes often and never reads serves doorbells only. Its progress thread has to
 /// see that nothing polls, or acknowledgements and timers would wait as long as it writes.
 #[test]
-fn serving_doorbells_is_no_poll() -> Outcome {
+fn serving_doorbells_is_not_a_poll() -> Outcome {
     let Some(namespace) = namespace_or_skip("serving_doorbells")? else {
         return Ok(());
     };
     let (mut engine, _handle, _link, _page) = embedded(&namespace)?;
     engine.poll();
     let polled = engine.polled_at();
-    eventually("the clock goes on", || Clock.now() > polled);
+    eventually("the clock advances", || Clock.now() > polled);
     engine.poll_doorbells();
     assert_eq!(engine.polled_at(), polled);
     engine.poll();

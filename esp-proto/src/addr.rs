@@ -77,7 +77,7 @@ impl NodeAddr {
     }
 
     /// Returns the MTU of frames, in bytes after the EtherType (W-08), for an interface MTU: that
-    /// of raw Ethernet, or what the headers of IP and UDP leave (W-121).
+    /// of raw Ethernet, or the rest after the headers of IP and UDP (W-121).
     #[must_use]
     pub fn frame_mtu(&self, mtu: u32) -> u32 {
         // The payload of a datagram includes the 2 bytes of the EtherType.

@@ -22,8 +22,8 @@ pub struct ConnId {
 pub struct RxFrame<'a> {
     pub src: NodeAddr,
     pub dst: NodeAddr,
-    /// All bytes from the EtherType on, including padding. A body shorter than a header is counted
-    /// as a runt.
+    /// The EtherType and all bytes after it, including padding. A body shorter than a header is
+    /// counted as a runt.
     pub body: &'a [u8],
     /// True when the frame was never on the wire: this endpoint sent it to its own address.
     pub looped: bool,
@@ -50,8 +50,8 @@ pub struct Transmit {
     pub proto: Proto,
     /// Payload between prefix and tail.
     pub payload: Payload,
-    /// Bytes of set-up block, extension block and padding after the payload, in the head from
-    /// offset 25.
+    /// Number of bytes of set-up block, extension block and padding after the payload, which are at
+    /// offset 25 of the head.
     pub tail_len: usize,
 }
 
@@ -157,7 +157,7 @@ pub enum Event {
         peer: NodeAddr,
         peer_port: Port,
     },
-    /// The peer's FIN is in order: no byte follows the last delivered one.
+    /// The peer's FIN was received in order: no byte follows the last delivered one.
     PeerFinished(ConnId),
     /// The connection has ended: the id is no longer valid and its storage may be freed. This is
     /// the last event of a connection. The connection's final [`Progress`], if it made any, has
@@ -226,8 +226,8 @@ pub struct Progress {
 /// Sizes of the host's buffers for a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffers {
-    /// Bytes of the receive buffer: at least 64, and at least 4 × the largest payload for full
-    /// speed. A buffer smaller than the interface's largest payload makes the peer send smaller
+    /// Bytes of the receive buffer: at least 64, and at least 4 × the maximum payload for full
+    /// speed. A buffer smaller than the interface's maximum payload makes the peer send smaller
     /// packets.
     pub rx: u32,
     /// Bytes of the send buffer. A program that fills it waits for acknowledgements, so it sets how
@@ -265,8 +265,8 @@ pub struct ListenOptions {
 pub enum ConnectError {
     #[error("a connection between these two ports exists already")]
     InUse,
-    /// The peer is a group address, or of another kind than the endpoint's own address, the port is
-    /// 0, or both address and port are the endpoint's own.
+    /// The peer is a group address, or of a different kind than the endpoint's own address, the
+    /// port is 0, or both address and port are the endpoint's own.
     #[error("that address or port cannot be connected to")]
     BadAddress,
     #[error("the receive buffer is smaller than 64 bytes")]
@@ -300,7 +300,7 @@ pub struct EndpointConfig {
     pub max_connections: usize,
     /// Maximum number of outstanding packets of a connection (W-31), at most 4096. Default 1024.
     pub max_window: u16,
-    /// Longest delay of an acknowledgement that waits to be combined with others (W-34). Default
+    /// Maximum delay of an acknowledgement that waits to be combined with others (W-34). Default
     /// 200 µs.
     pub max_ack_delay: Duration,
     /// Lower bound of the retransmission timeout (W-47). Default 2 ms.
@@ -331,10 +331,10 @@ pub struct EndpointConfig {
 /// Returns the receive capacity that suffices for every connection of a listener at this MTU, in
 /// bytes: 4 × MTU.
 ///
-/// A listener's connection agrees on the largest payload before its buffer is known;
+/// A listener's connection agrees on the maximum payload before its buffer is known;
 /// [`Endpoint::attach`](crate::Endpoint::attach) refuses a buffer that holds fewer than four of
 /// these payloads.
-pub const fn least_listener_capacity(mtu: u32) -> u32 {
+pub const fn min_listener_capacity(mtu: u32) -> u32 {
     mtu.saturating_mul(4)
 }
 
@@ -418,9 +418,9 @@ pub struct ConnInfo {
     pub payload: u16,
     /// Payload size agreed on at set-up.
     pub payload_agreed: u16,
-    /// Stream bytes written by the program and not yet acknowledged.
+    /// Stream bytes that the program has written and that are not yet acknowledged.
     pub send_queue: u64,
-    /// Stream bytes delivered and not yet consumed by the program.
+    /// Stream bytes that were delivered and that the program has not yet consumed.
     pub recv_queue: u64,
     /// Data packets sent, retransmissions excluded.
     pub packets_sent: u64,

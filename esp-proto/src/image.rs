@@ -1,4 +1,4 @@
-//! What a host keeps of a connection to resume it after a loss of state (wire format, W-130 to
+//! Data that a host keeps to resume a connection after a loss of state (wire format, W-130 to
 //! W-138).
 
 use crate::addr::{MacAddr, NodeAddr, Port};
@@ -14,21 +14,21 @@ use crate::wire::{MAX_RAILS, MIN_MAX_PAYLOAD};
 /// [`Progress::epoch`]: crate::Progress::epoch
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnImage {
-    /// Own port.
+    /// Port of this side.
     pub local_port: Port,
     /// Address of the peer.
     pub peer: NodeAddr,
     /// Port of the peer.
     pub peer_port: Port,
-    /// Own nonce.
+    /// Nonce of this side.
     pub nonce: u64,
     /// Nonce of the peer.
     pub peer_nonce: u64,
     /// Epoch of the last move or resumption.
     pub epoch: u32,
-    /// Largest payload agreed on at set-up.
+    /// Maximum payload agreed on at set-up.
     pub payload: u16,
-    /// Longest delay of an acknowledgement by the peer, in µs.
+    /// Maximum delay of an acknowledgement by the peer, in µs.
     pub max_ack_delay: u16,
     /// ECN is in force.
     pub ecn: bool,
@@ -45,7 +45,7 @@ pub struct Positions {
     pub written: u64,
     /// The program has finished writing.
     pub finished: bool,
-    /// Bytes received in order: all of which an acknowledgement was sent, at least.
+    /// Bytes received in order: at least all that were acknowledged.
     pub delivered: u64,
     /// Bytes that the program has consumed.
     pub consumed: u64,

@@ -62,8 +62,8 @@ fn ask(rails: &mut impl Rails, home: usize, conn: ConnId) {
             continue;
         };
         for &peer in &question.addresses {
-            let present = rail == home && peer == key.peer;
-            if !(present && question.skip_present) && peer != endpoint.addr() {
+            let current = rail == home && peer == key.peer;
+            if !(current && question.skip_current) && peer != endpoint.addr() {
                 endpoint.push_move(Key { peer, ..key }, question.block);
             }
         }

@@ -40,8 +40,8 @@ pub(crate) struct AckOutcome {
 pub(crate) struct Recovery {
     /// Number of the next transmission.
     pub(crate) next_tx: u64,
-    /// Sequences in order of transmission, from number `order_base` on. An entry is ignored once
-    /// its segment is acknowledged, lost, or retransmitted.
+    /// Sequences in order of transmission, starting with transmission number `order_base`. An entry
+    /// is ignored once its segment is acknowledged, lost, or retransmitted.
     order: VecDeque<Seq>,
     order_base: u64,
     /// Sequences found lost, in the order of detection. Entries whose segment is no longer lost are
@@ -151,14 +151,14 @@ impl Recovery {
         now: Instant,
     ) -> AckOutcome {
         let mut outcome = AckOutcome::default();
-        let least = rtt.min;
+        let min_rtt = rtt.min;
         while send.una != ack {
             let Some(segment) = send.pop_acked() else {
                 break;
             };
             outcome.advanced = true;
             if !segment.sacked {
-                self.settle(&segment, least, now, &mut outcome);
+                self.settle(&segment, min_rtt, now, &mut outcome);
             }
         }
         for (j, byte) in sack.iter().enumerate().filter(|(_, byte)| **byte != 0) {
@@ -170,7 +170,7 @@ impl Recovery {
                 let before = *segment;
                 segment.sacked = true;
                 segment.lost = false;
-                self.settle(&before, least, now, &mut outcome);
+                self.settle(&before, min_rtt, now, &mut outcome);
             }
         }
         if let Some((_, tx_time)) = outcome.clean {
@@ -198,7 +198,7 @@ impl Recovery {
     fn settle(
         &mut self,
         segment: &Segment,
-        least: Option<Duration>,
+        min_rtt: Option<Duration>,
         now: Instant,
         outcome: &mut AckOutcome,
     ) {
@@ -209,7 +209,7 @@ impl Recovery {
         if !segment.repeated {
             outcome.spurious |= self.doubtful && segment.lost;
             outcome.clean = outcome.clean.max(Some((segment.tx_no, segment.tx_time)));
-        } else if least.is_some_and(|least| now.since(segment.tx_time) < least) {
+        } else if min_rtt.is_some_and(|min_rtt| now.since(segment.tx_time) < min_rtt) {
             return; // W-48: it belongs to the original transmission
         }
         self.newest_acked = self.newest_acked.max(Some(segment.tx_no));
@@ -319,7 +319,8 @@ mod tests {
     }
 
     impl Rig {
-        /// Creates `n` segments of one byte from sequence 65534 on, sent one microsecond apart.
+        /// Creates `n` segments of one byte, starting at sequence 65534, sent one microsecond
+        /// apart.
         fn new(n: u16) -> Rig {
             let mut rig = Rig {
                 send: SendSide::new(Seq(65534)),

@@ -68,11 +68,11 @@ pub(crate) fn packets(room: u64, payload: u16) -> u16 {
 /// State of the receiving half.
 #[derive(Debug, Default)]
 pub(crate) struct RecvSide {
-    /// The next sequence in order.
+    /// The next expected sequence.
     pub(crate) expected: Seq,
     /// The credit edge announced to the peer (W-37). Never moves back.
     edge: Seq,
-    /// Largest payload of a packet.
+    /// Maximum payload of a packet.
     payload: u16,
     /// Size of the host's buffer in bytes; 0 before `attach`.
     capacity: u32,
@@ -80,11 +80,12 @@ pub(crate) struct RecvSide {
     pub(crate) delivered: u64,
     /// Stream bytes consumed by the program.
     consumed: u64,
-    /// Packets from `expected` on; empty when nothing is stored. The last one is never `Missing`.
+    /// Packets starting at `expected`; empty when nothing is stored. The last one is never
+    /// `Missing`.
     kept: VecDeque<Slot>,
     /// Sequence of the peer's FIN, once seen.
     fin: Option<Seq>,
-    /// The FIN is in order.
+    /// The peer's FIN was received in order.
     pub(crate) finished: bool,
 }
 
@@ -122,8 +123,8 @@ impl RecvSide {
         self.edge.ahead_of(self.expected)
     }
 
-    /// Returns true if the peer may have sent a frame with this sequence not long ago (W-33): data
-    /// again, as far back as its window may reach, or what follows its data.
+    /// Returns true if the peer may have sent a frame with this sequence recently (W-33): repeated
+    /// data, as far back as its window may reach, or a frame that follows its data.
     pub(crate) fn is_plausible(&self, seq: Seq) -> bool {
         seq.ahead_of(self.expected) <= self.credit() || self.expected.ahead_of(seq) <= MAX_WINDOW
     }
@@ -153,7 +154,7 @@ impl RecvSide {
         self.credit_at(self.payload).saturating_sub(self.credit()) // W-38
     }
 
-    /// Advances the edge as far as there is room and returns it, to be announced to the peer.
+    /// Advances the edge as room permits and returns it, to be announced to the peer.
     pub(crate) fn raise_edge(&mut self) -> Seq {
         self.edge = self.edge.plus(self.edge_gain());
         self.edge
@@ -362,7 +363,7 @@ mod tests {
     }
 
     /// W-32, W-33 and W-31: each of the 65 536 sequences, at places around the wrap and with credit
-    /// from nothing to the maximum, beside a model of positions without wrap.
+    /// from nothing to the maximum, compared with a model of positions without wrap.
     #[test]
     fn every_sequence_is_classed_by_its_position() {
         for expected in [0u16, 1, 4095, 0x7fff, 0x8000, 0xf000, 0xffff] {

@@ -17,7 +17,7 @@ pub(crate) struct Rtt {
     pub(crate) smoothed: Option<Duration>,
     pub(crate) variation: Duration,
     latest: Duration,
-    /// Smallest sample.
+    /// Minimum sample.
     pub(crate) min: Option<Duration>,
 }
 
@@ -54,7 +54,8 @@ impl Rtt {
         base.max(floor).min(ceiling)
     }
 
-    /// Returns the time after which a frame is lost once a later one was acknowledged (W-48).
+    /// Returns the time after which a frame counts as lost once a later one was acknowledged
+    /// (W-48).
     pub(crate) fn loss_delay(&self) -> Duration {
         let rtt = self.smoothed.unwrap_or(INITIAL_RTO).max(self.latest);
         rtt + (rtt / 4).max(LOSS_GRANULARITY)

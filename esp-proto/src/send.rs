@@ -60,8 +60,8 @@ pub(crate) struct SendSide {
     pub(crate) acked: u64,
     /// See [`FinState`].
     pub(crate) fin: FinState,
-    /// Largest number of sequences that were outstanding at once.
-    most: u16,
+    /// Maximum number of sequences that were outstanding at once.
+    max_outstanding: u16,
 }
 
 impl SendSide {
@@ -100,7 +100,7 @@ impl SendSide {
     /// Returns true if a frame that is still on its way may acknowledge up to this sequence, which
     /// is older than `una` (W-33).
     pub(crate) fn may_be_old_ack(&self, ack: Seq) -> bool {
-        self.una.ahead_of(ack) <= self.most
+        self.una.ahead_of(ack) <= self.max_outstanding
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -160,7 +160,7 @@ impl SendSide {
         let seq = self.next();
         self.cut += u64::from(len);
         self.segments.push_back(segment);
-        self.most = self.most.max(self.outstanding());
+        self.max_outstanding = self.max_outstanding.max(self.outstanding());
         Some((seq, segment))
     }
 
@@ -266,7 +266,7 @@ mod tests {
         send.set_written(150);
         send.fin = FinState::Wanted;
         send.set_written(999);
-        assert_eq!(send.written, 150, "nothing behind a FIN");
+        assert_eq!(send.written, 150, "nothing after a FIN");
         assert_eq!(cut(&mut send, 100), Some((Seq(65535), 0, 100, false)));
         assert_eq!(cut(&mut send, 100), Some((Seq(0), 100, 50, false)));
         assert_eq!(cut(&mut send, 100), Some((Seq(1), 150, 0, true)));

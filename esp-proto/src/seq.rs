@@ -47,7 +47,8 @@ mod tests {
         assert_eq!(std::format!("{}", Seq(65535).plus(8)), "7");
     }
 
-    /// All 2^32 pairs of numbers, beside a model without wrap: `base + n` for each distance `n`.
+    /// All 2^32 pairs of numbers, compared with a model without wrap: `base + n` for each distance
+    /// `n`.
     #[test]
     fn every_pair_of_numbers_is_ordered_by_its_distance() {
         for base in 0..=u16::MAX {

@@ -15,7 +15,7 @@ pub(crate) enum Input {
     FinSent,
     /// Our FIN is acknowledged.
     FinAcked,
-    /// The peer's FIN is in order.
+    /// The peer's FIN was received in order.
     PeerFin,
     /// TIME-WAIT has expired, or a new connection of these ports replaces this one (W-55).
     WaitOver,

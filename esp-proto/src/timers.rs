@@ -72,7 +72,7 @@ impl TimerTable {
         }
     }
 
-    /// Moves the expiry of a running timer to `at` if it is later. Returns whether it was.
+    /// Sets the expiry of a running timer to `at` if it is later than that. Returns whether it was.
     pub(crate) fn shorten(&mut self, timer: Timer, at: Instant) -> bool {
         let later = |slot: &&mut Instant| **slot != UNSET && **slot > at;
         match self.slot(timer).filter(later) {
@@ -114,8 +114,8 @@ const NOT_QUEUED: u32 = u32::MAX;
 
 /// Binary heap of connection slots by deadline, with at most one entry for each slot.
 ///
-/// An entry may be earlier than the connection's actual deadline, but never later. Deadlines mostly
-/// move back, and moving the entry each time would cost more than one early wake-up.
+/// An entry may be earlier than the connection's actual deadline, but never later. Deadlines are
+/// mostly postponed, and moving the entry each time would cost more than one early wake-up.
 /// [`DeadlineHeap::defer`] corrects it.
 #[derive(Debug, Default)]
 pub(crate) struct DeadlineHeap {
@@ -155,7 +155,7 @@ impl DeadlineHeap {
         self.rise(last);
     }
 
-    /// Moves the slot's entry back to `at`.
+    /// Postpones the slot's entry to `at`.
     pub(crate) fn defer(&mut self, slot: u32, at: Instant) {
         if let Some(index) = self.position(slot) {
             if let Some(entry) = self.heap.get_mut(index) {

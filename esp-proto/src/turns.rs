@@ -1,5 +1,5 @@
-//! A queue that serves owners in turn, so that one with many entries does not delay the others by
-//! all of them.
+//! A queue that serves owners in turn, so that the entries of one do not wait for all those of
+//! another.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -59,7 +59,8 @@ impl<T> TurnQueue<T> {
         Some((entry, ended))
     }
 
-    /// Moves the first entry behind the other ones of its owner. Returns false if there is none.
+    /// Moves the first entry to the end of its owner's entries. Returns false if there is no other
+    /// one.
     pub fn rotate(&mut self) -> bool {
         match self.current() {
             Some(queue) if queue.len() > 1 => {
@@ -70,7 +71,7 @@ impl<T> TurnQueue<T> {
         }
     }
 
-    /// Ends the turn of the owner who has it. Returns false if there is no other one.
+    /// Ends the turn of the owner that has it. Returns false if no other owner has entries.
     pub fn pass(&mut self) -> bool {
         let others = self.turns.len() > 1;
         if others {

@@ -266,7 +266,7 @@ fn both<T: Send + 'static>(
     Ok(result)
 }
 
-/// Reads a cheap clock, as perftest does: an emulated machine may have no fast one behind
+/// Reads a cheap clock, as perftest does: an emulated machine may not offer a fast one through
 /// [`Instant`].
 fn cycles() -> u64 {
     #[cfg(target_arch = "x86_64")]

@@ -2,14 +2,15 @@
 //! section 3.2; pin-down cache of MPICH2 over VAPI, section III-H).
 //!
 //! *Tree.* Registrations that can be found are ordered by their start. None contains another, so
-//! their ends are ordered alike, and only the last one that starts at or before a range can contain
-//! it. A new one replaces old ones that it contains; disjoint and overlapping ones coexist.
+//! their ends are in the same order, and only the last one that starts at or before a range can
+//! contain it. A new one replaces old ones that it contains; disjoint and overlapping ones coexist.
 //!
 //! *Use.* Each has a use count. Unused ones are also ordered by last use. When kept and new bytes
 //! exceed the limit, or the system refuses, the least recently used ones end.
 //!
-//! *Validity.* Memory may be unmapped and mapped again while it is kept here. [`Watch`] detects
-//! that. A range that cannot be watched is registered for one use; without userfaultfd all are.
+//! *Validity.* Memory may be unmapped and mapped again while its registration is kept. [`Watch`]
+//! detects that. A range that cannot be watched is registered for one use; without userfaultfd all
+//! are.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -126,7 +127,7 @@ impl Cache {
         } else {
             (address, address + length)
         };
-        // SAFETY: the caller's promise; a page is mapped if a byte of it is.
+        // SAFETY: guaranteed by the caller; a page is mapped if a byte of it is.
         let mut result = unsafe { nic.register(from, to - from, true) };
         // Unused registrations make room. Memory that cannot be registered at all evicts nothing.
         let full =
@@ -209,7 +210,7 @@ impl Cache {
         }
     }
 
-    /// Ends registrations in a range that are not watched any more, before the range is watched
+    /// Ends the registrations in a range that are no longer watched, before the range is watched
     /// again.
     fn forget_unwatched(&mut self, nic: &mut dyn Nic, start: usize, end: usize) {
         for id in self.overlapping(start, end) {
@@ -228,12 +229,12 @@ impl Cache {
     /// Lists the registrations in the tree that overlap the range, from the last to the first.
     fn overlapping(&self, start: usize, end: usize) -> Vec<u64> {
         // Ends are in the order of starts, so the first that ends too early ends the search.
-        let ends_behind = |id: &u64| self.entries.get(id).is_some_and(|entry| entry.end > start);
+        let ends_after = |id: &u64| self.entries.get(id).is_some_and(|entry| entry.end > start);
         self.tree
             .range(..end)
             .rev()
             .map(|(_, id)| *id)
-            .take_while(ends_behind)
+            .take_while(ends_after)
             .collect()
     }
 
@@ -263,7 +264,7 @@ impl Cache {
         }
     }
 
-    /// Evicts unused registrations to make room for `more` bytes, as far as there are any.
+    /// Evicts unused registrations until there is room for `more` bytes or none remain.
     fn evict(&mut self, nic: &mut dyn Nic, more: u64) {
         while self.bytes.saturating_add(more) > self.limit {
             let Some((_, id)) = self.unused.pop_first() else {

@@ -17,7 +17,7 @@ pub struct IbConfig {
     pub rank: u32,
     /// Number of ranks in the job.
     pub size: u32,
-    /// Secret of the job; processes with another one are unreachable.
+    /// Secret of the job; processes with a different secret are unreachable.
     pub job_key: Vec<u8>,
     /// Device and port, such as `mlx5_0` or `mlx5_0:2`; `None` selects the active port with index
     /// `rail`.
@@ -31,10 +31,10 @@ pub struct IbConfig {
     pub shared_blocks: usize,
     /// Number of blocks to send from, for all peers together.
     pub pool_blocks: usize,
-    /// Length from which bodies are sent from the caller's memory instead of a copy (the *short*
-    /// protocol of VIA-RPI; see [`btl::HeldSends`]). `None`: never.
+    /// Minimum length of bodies that are sent from the caller's memory instead of a copy (the
+    /// *short* protocol of VIA-RPI; see [`btl::HeldSends`]). `None`: never.
     pub held_from: Option<usize>,
-    /// Length from which bodies are *long*: moved by one-sided operations without a copy.
+    /// Minimum length of *long* bodies, which are moved by one-sided operations without a copy.
     pub long_from: usize,
     /// Supports [`btl::Tx::get`] by RDMA reads, an experiment of the papers: it saves a message
     /// with a key, but most devices read slower than they write. Otherwise long data moves by RDMA
@@ -123,7 +123,7 @@ impl IbConfig {
             ),
             (
                 self.retries <= 6,
-                "at most 6 retries: some devices take 7 for no limit",
+                "at most 6 retries: some devices take 7 as unlimited",
             ),
         ];
         match rules.into_iter().find(|(kept, _)| !kept) {

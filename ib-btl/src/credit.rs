@@ -2,8 +2,8 @@
 //!
 //! The receiver has a ring of blocks for each peer. A message takes consecutive blocks; one that
 //! starts near the end continues in spare blocks after it and counts as if it wrapped around. Both
-//! sides count alike, so no message carries its position. Credits return in the immediate of the
-//! next message, or in a message of their own when half of them are owed.
+//! sides count the same way, so no message carries its position. Credits return in the immediate of
+//! the next message, or in a message of their own when half of them are unreturned.
 
 /// The sender's view of the ring.
 #[derive(Debug)]
@@ -45,15 +45,15 @@ impl Credits {
 
 /// The receiver's view of the ring.
 #[derive(Debug)]
-pub(crate) struct Debt {
+pub(crate) struct ReceiveCredits {
     blocks: usize,
     next: usize,
     owed: usize,
 }
 
-impl Debt {
-    pub(crate) fn new(blocks: usize) -> Debt {
-        Debt {
+impl ReceiveCredits {
+    pub(crate) fn new(blocks: usize) -> ReceiveCredits {
+        ReceiveCredits {
             blocks,
             next: 0,
             owed: 0,
@@ -66,21 +66,21 @@ impl Debt {
     }
 
     /// Records that a message of `count` blocks was delivered.
-    pub(crate) fn took(&mut self, count: usize) {
+    pub(crate) fn consumed(&mut self, count: usize) {
         self.next = (self.next + count) % self.blocks.max(1);
         self.owed += count;
     }
 
-    /// Returns whether credits should be returned without waiting for a message.
+    /// Returns true if credits should be returned without waiting for a message.
     pub(crate) fn is_due(&self) -> bool {
         self.owed > 0 && self.owed * 2 >= self.blocks
     }
 
-    pub(crate) fn owed(&self) -> usize {
-        self.owed.min(crate::wire::MOST_FREED)
+    pub(crate) fn unreturned(&self) -> usize {
+        self.owed.min(crate::wire::MAX_FREED)
     }
 
-    pub(crate) fn paid(&mut self, count: usize) {
+    pub(crate) fn returned(&mut self, count: usize) {
         self.owed = self.owed.saturating_sub(count);
     }
 }
@@ -92,9 +92,9 @@ mod tests {
     /// In any order of sending, receiving and returning, both sides agree on every position, and no
     /// block is used twice.
     #[test]
-    fn both_sides_count_alike() {
+    fn both_sides_count_the_same_way() {
         let (blocks, longest) = (16, 4);
-        let (mut credits, mut debt) = (Credits::new(blocks), Debt::new(blocks));
+        let (mut credits, mut received) = (Credits::new(blocks), ReceiveCredits::new(blocks));
         let mut under_way = std::collections::VecDeque::new();
         let mut used = vec![false; blocks];
         let mut random = 12345u64;
@@ -115,16 +115,16 @@ mod tests {
                 }
                 8..13 => {
                     if let Some((first, count)) = under_way.pop_front() {
-                        assert_eq!(debt.next(), first);
+                        assert_eq!(received.next(), first);
                         for block in first..first + count {
                             used[block % blocks] = false;
                         }
-                        debt.took(count);
+                        received.consumed(count);
                     }
                 }
-                _ if debt.is_due() => {
-                    let owed = debt.owed();
-                    debt.paid(owed);
+                _ if received.is_due() => {
+                    let owed = received.unreturned();
+                    received.returned(owed);
                     assert!(credits.give(owed));
                 }
                 _ => {}
@@ -133,20 +133,21 @@ mod tests {
         assert!(sent > 1000 && !credits.give(blocks + 1));
     }
 
-    /// Without any message in return, the sender does not get stuck.
+    /// The sender does not get stuck, even without any message in return.
     #[test]
     fn half_of_the_blocks_are_always_returned() {
         for blocks in [8, 9, 64] {
             for count in 1..=4 {
-                let (mut credits, mut debt) = (Credits::new(blocks), Debt::new(blocks));
+                let (mut credits, mut received) =
+                    (Credits::new(blocks), ReceiveCredits::new(blocks));
                 for _ in 0..1000 {
                     while credits.has(count) {
                         credits.take(count);
-                        debt.took(count);
+                        received.consumed(count);
                     }
-                    assert!(debt.is_due());
-                    let owed = debt.owed();
-                    debt.paid(owed);
+                    assert!(received.is_due());
+                    let owed = received.unreturned();
+                    received.returned(owed);
                     assert!(credits.give(owed));
                 }
             }

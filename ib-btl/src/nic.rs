@@ -26,7 +26,7 @@ pub struct About {
     pub mtu: u8,
     /// Bandwidth in MB/s, from width and speed; 0: unknown.
     pub bandwidth: u32,
-    /// Maximum number of completions that wait.
+    /// Maximum number of completions that may wait.
     pub max_completions: usize,
     /// Maximum number of bytes of [`PostMode::Inline`]; 0: not supported.
     pub inline: usize,
@@ -57,7 +57,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// Returns whether the datagram came from `place`.
+    /// Returns true if the datagram came from `place`.
     #[must_use]
     pub fn is(&self, place: &Place) -> bool {
         let port = match self.gid {
@@ -88,7 +88,7 @@ pub struct Remote {
 /// A memory registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registered {
-    /// Name for [`Nic::deregister`].
+    /// Id for [`Nic::deregister`].
     pub id: u64,
     /// Key for local work requests.
     pub lkey: u32,
@@ -185,7 +185,7 @@ pub const NO_ANSWER: u32 = 12;
 /// [`IbBtl::new`](crate::IbBtl::new) calls it.
 ///
 /// # Errors
-/// There is no such port, or it cannot be used; the text says why.
+/// There is no such port, or it cannot be used; the text contains the reason.
 pub fn open(device: &str, port: u8, completions: usize) -> Result<Box<dyn Nic>, crate::IbError> {
     let verbs = crate::raw::verbs::Verbs::open(device, port, completions)?;
     Ok(Box::new(verbs))
@@ -199,7 +199,7 @@ pub trait Nic: Send + fmt::Debug {
     /// Registers memory for work requests, and if `remote` for peers that know the key.
     ///
     /// # Safety
-    /// The memory is mapped, and tolerates that peers write it, until
+    /// The memory must be mapped, and the program must tolerate that peers write it, until
     /// [`deregister`](Nic::deregister).
     ///
     /// # Errors
@@ -237,8 +237,9 @@ pub trait Nic: Send + fmt::Debug {
     /// Posts a work request.
     ///
     /// # Safety
-    /// Unless it is inline, the memory of `local` is registered under its keys and unchanged (for a
-    /// read: not accessed) until completion. Otherwise it is readable during the call.
+    /// For an inline request, the memory of `local` must be valid for reads during the call.
+    /// Otherwise it must be registered under its keys, and must not change (for a read: must not be
+    /// accessed) until completion.
     ///
     /// # Errors
     /// There is no room, or the queue pair is broken.
@@ -262,11 +263,12 @@ pub trait Nic: Send + fmt::Debug {
     /// opened afterwards receive there.
     ///
     /// # Safety
-    /// The memory is registered, and written by arrivals only, until the interface is dropped.
+    /// The memory must be registered, and must be written by arrivals only, until the interface is
+    /// dropped.
     ///
     /// # Errors
     /// There is no room, or the device has no shared receive queues.
-    unsafe fn share(&mut self, index: u32, buffer: Sge, most: usize) -> Result<(), NicError>;
+    unsafe fn share(&mut self, index: u32, buffer: Sge, max: usize) -> Result<(), NicError>;
 
     /// Sends a datagram, unreliably.
     ///
@@ -274,11 +276,11 @@ pub trait Nic: Send + fmt::Debug {
     /// The address cannot be reached or resolved.
     fn datagram(&mut self, to: &Place, bytes: &[u8]) -> Result<(), NicError>;
 
-    /// Appends at most `most` events to `out`.
+    /// Appends at most `max` events to `out`.
     ///
     /// # Errors
     /// The completion queue is broken.
-    fn poll(&mut self, most: usize, out: &mut Vec<Completion>) -> Result<(), NicError>;
+    fn poll(&mut self, max: usize, out: &mut Vec<Completion>) -> Result<(), NicError>;
 
     /// Returns a descriptor that becomes readable at an event after [`arm`](Nic::arm).
     fn descriptor(&self) -> BorrowedFd<'_>;

@@ -91,13 +91,13 @@ impl PeerAddress {
         }
     }
 
-    /// Returns whether the values are within their limits.
+    /// Returns true if the values are within their limits.
     pub(crate) fn is_sound(&self) -> bool {
         (self.blocks == 0 || (8..=4096).contains(&self.blocks)) && (1..=5).contains(&self.mtu)
     }
 
     /// Returns the maximum length of a message to the peer (header and body), in bytes.
-    pub(crate) fn longest(&self) -> usize {
+    pub(crate) fn max_message(&self) -> usize {
         let blocks = if self.blocks == 0 { 1 } else { MESSAGE_BLOCKS };
         blocks * BLOCK - PREFIX
     }
@@ -148,24 +148,24 @@ pub(crate) enum Arrival {
     Written(u32),
 }
 
-pub(crate) const MOST_FREED: usize = (1 << 13) - 1;
+pub(crate) const MAX_FREED: usize = (1 << 13) - 1;
 const WRITTEN: u32 = 3 << 29;
 /// Maximum number of a notice; the first is 1.
-pub(crate) const MOST_NOTICES: u32 = (1 << 29) - 1;
+pub(crate) const MAX_NOTICES: u32 = (1 << 29) - 1;
 
 /// Returns the immediate of the last bytes of a region with a notice.
 pub(crate) fn written(notice: u32) -> u32 {
-    WRITTEN | (notice & MOST_NOTICES)
+    WRITTEN | (notice & MAX_NOTICES)
 }
 
 pub(crate) fn immediate(kind: Kind, freed: usize, rank: u32) -> u32 {
-    (kind as u32) << 29 | (freed.min(MOST_FREED) as u32) << 16 | (rank & 0xffff)
+    (kind as u32) << 29 | (freed.min(MAX_FREED) as u32) << 16 | (rank & 0xffff)
 }
 
 /// Decodes an immediate of `peer`. `Err` describes the violation.
 pub(crate) fn classify(immediate: u32, peer: u32) -> Result<Arrival, String> {
     if immediate & WRITTEN == WRITTEN && immediate >> 31 == 0 {
-        return Ok(Arrival::Written(immediate & MOST_NOTICES));
+        return Ok(Arrival::Written(immediate & MAX_NOTICES));
     }
     if immediate & 0xffff != peer & 0xffff {
         return Err(format!("claims to be rank …{:#06x}", immediate & 0xffff));
@@ -176,7 +176,7 @@ pub(crate) fn classify(immediate: u32, peer: u32) -> Result<Arrival, String> {
         2 => Kind::Leave,
         other => return Err(format!("sends an immediate of kind {other}")),
     };
-    Ok(Arrival::Of(kind, (immediate >> 16) as usize & MOST_FREED))
+    Ok(Arrival::Of(kind, (immediate >> 16) as usize & MAX_FREED))
 }
 
 /// Length of the prefix of a message in its block: lengths of header and body.
@@ -190,8 +190,8 @@ pub(crate) fn prefix(header: usize, body: usize) -> [u8; PREFIX] {
     bytes
 }
 
-/// Returns the lengths of header and body, if both fit into `most` bytes.
-pub(crate) fn read_prefix(bytes: &[u8], most: usize) -> Option<(usize, usize)> {
+/// Returns the lengths of header and body, if both fit into `max` bytes.
+pub(crate) fn read_prefix(bytes: &[u8], max: usize) -> Option<(usize, usize)> {
     let [header, inverse, 0, 0, b0, b1, b2, b3] = *bytes else {
         return None;
     };
@@ -199,7 +199,7 @@ pub(crate) fn read_prefix(bytes: &[u8], most: usize) -> Option<(usize, usize)> {
         usize::from(header),
         u32::from_le_bytes([b0, b1, b2, b3]) as usize,
     );
-    let fits = header_length <= btl::MAX_HEADER && body.saturating_add(header_length) <= most;
+    let fits = header_length <= btl::MAX_HEADER && body.saturating_add(header_length) <= max;
     (fits && inverse == !header).then_some((header_length, body))
 }
 
@@ -226,7 +226,7 @@ impl Key {
         Key { check, ..self }
     }
 
-    /// Decodes a key; `None` if it is not one of `owner`.
+    /// Decodes a key; `None` if it is not a key of `owner`.
     pub(crate) fn of(bytes: &[u8], owner: u64) -> Option<Key> {
         Key::decode(bytes).filter(|key| key.nonce == owner && *key == key.sealed())
     }
@@ -277,14 +277,14 @@ mod tests {
     #[test]
     fn arrivals_are_classified_by_their_immediate() {
         for kind in [Kind::Message, Kind::Credit, Kind::Leave] {
-            for freed in [0, 1, 64, MOST_FREED] {
+            for freed in [0, 1, 64, MAX_FREED] {
                 let word = immediate(kind, freed, 0x12345);
                 assert_eq!(classify(word, 0x12345), Ok(Arrival::Of(kind, freed)));
             }
             assert!(classify(immediate(kind, 0, 4), 5).is_err());
         }
         assert!((4..8).all(|kind| classify(kind << 29 | 5, 5).is_err()));
-        for notice in [1, 5, MOST_NOTICES] {
+        for notice in [1, 5, MAX_NOTICES] {
             assert_eq!(classify(written(notice), 9), Ok(Arrival::Written(notice)));
         }
     }

@@ -251,7 +251,7 @@ fn a_peer_that_never_answers_is_lost_soon_and_alone() {
     });
 }
 
-/// Peer that speaks the wire protocol by hand, as rank 1.
+/// Peer that implements the wire protocol by hand, as rank 1.
 struct HostilePeer {
     nic: FabricNic,
     address: Vec<u8>,

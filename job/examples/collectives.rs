@@ -14,7 +14,7 @@ use p2p::{Collective, Comm, Error, Op};
 
 /// Lengths in bytes: of the data, or for each rank (allgather, alltoall).
 const LENGTHS: &[usize] = &[8, 1024, 16_384, 262_144];
-/// Time that one row takes, about, in seconds.
+/// Approximate time that one row takes, in seconds.
 const SECONDS: f64 = 0.3;
 
 fn main() {

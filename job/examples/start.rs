@@ -77,16 +77,16 @@ fn measure(job: &Job, joined: u64) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Sends a message to the next rank and receives that of the last one, all ranks at once. Returns
-/// the time in microseconds.
+/// Sends a message to the next rank and receives that of the previous one, all ranks at once.
+/// Returns the time in microseconds.
 fn to_neighbour(world: &Comm) -> Result<u64, Error> {
     world.barrier()?;
     let (own, size) = (world.rank(), world.size());
     let next: Rank = (own + 1) % size;
-    let last: Rank = (own + size - 1) % size;
+    let previous: Rank = (own + size - 1) % size;
     let begin = Instant::now();
     let mut got = [0; 8];
-    world.sendrecv(&[1; 8], next, 0, &mut got, last, 0)?;
+    world.sendrecv(&[1; 8], next, 0, &mut got, previous, 0)?;
     Ok(u64::try_from(begin.elapsed().as_micros()).unwrap_or(u64::MAX))
 }
 

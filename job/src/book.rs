@@ -1,5 +1,5 @@
-//! Entries of a job's processes: those of this node are read at the start, in a large job the
-//! others when they are used.
+//! Entries of a job's processes. Those of this node are read at the start; in a large job, the
+//! others are read when they are used.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,15 +8,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use boot::{BootError, Bootstrap};
 use p2p::{AddressBook, PathReport, Rank, TransportAddress};
 
-use crate::join::ADDRESSES;
 use crate::modex::ModexEntry;
 use crate::report;
 
-/// Entries by rank. An error is the reason why there is none.
-pub(crate) type Entries = BTreeMap<Rank, Result<ModexEntry, String>>;
+/// Key of the bootstrap: entry of a process.
+pub(crate) const ADDRESSES: &str = "addresses";
 
-/// Names of nodes by rank, as far as they were looked up.
-pub(crate) type Nodes = Arc<Mutex<BTreeMap<Rank, String>>>;
+/// Names of nodes, by rank.
+pub(crate) type Names = BTreeMap<Rank, String>;
+
+/// Names of the nodes that were looked up.
+pub(crate) type Nodes = Arc<Mutex<Names>>;
 
 /// Reads the entry of a process.
 pub(crate) fn read_entry(
@@ -37,7 +39,7 @@ pub(crate) struct Book {
     pub(crate) nodes: Nodes,
     /// Transports that could not be created, and why.
     pub(crate) without: Vec<(&'static str, String)>,
-    /// The paths to peers are printed.
+    /// Print the paths to peers.
     pub(crate) verbose: bool,
 }
 
@@ -52,7 +54,8 @@ impl AddressBook for Book {
         }
         let mut boot = self.boot.lock().unwrap_or_else(PoisonError::into_inner);
         let mut entry = read_entry(&mut boot, peer).map_err(|error| error.to_string())??;
-        // Shared memory knows nothing of a process that was not added, and that one is not near.
+        // The shared-memory transport does not see processes that were not added, and this peer is
+        // not near.
         entry.addresses.retain(|address| address.transport != "shm");
         let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
         nodes.insert(peer, entry.node);

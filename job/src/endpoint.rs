@@ -10,11 +10,11 @@
 //! | … | each transport |
 //!
 //! The transport within the node comes first: 32 (1), process (4), descriptor (2). Each other
-//! transport: number of interfaces, 16 more if over UDP (1); port of the listener (2); maximum
+//! transport: number of interfaces, plus 16 if over UDP (1); port of the listener (2); maximum
 //! length of a message / 64 (2); if raw, the incarnation of the node's daemon (8); each interface.
 //! An interface: 0 (1) and a MAC address (6); or 4 or 6 (1), the IP address and the UDP port (2),
 //! by which a daemon may serve transports over Ethernet, too; then the MTU (2). Integers are little
-//! endian. Interfaces that do not fit are left out.
+//! endian. Interfaces that do not fit are omitted.
 
 use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr};
@@ -59,8 +59,8 @@ pub enum Reach {
     Node(String),
 }
 
-/// Returns what an endpoint that is opened on this node can probably reach. Shared memory alone is
-/// sufficient unless the options name interfaces.
+/// Returns the peers that an endpoint opened on this node can probably reach. Shared memory alone
+/// is sufficient unless the options name interfaces.
 ///
 /// # Errors
 /// The reason of each transport if no endpoint can be opened.
@@ -86,8 +86,8 @@ pub fn unopened() -> Vec<u8> {
     encode(0, &[])
 }
 
-/// Opens an endpoint over all transports of the options that can be open and work here. Its peers
-/// may access what `regions` exposes.
+/// Opens an endpoint over all transports of the options that support endpoints and work here. Its
+/// peers may access the memory that `regions` exposes.
 ///
 /// # Errors
 /// The reason of each transport if there is none.
@@ -189,7 +189,7 @@ pub fn to_text(name: &[u8]) -> String {
     })
 }
 
-/// Returns the name of a text that [`to_text`] made.
+/// Parses a name from the text that [`to_text`] returned.
 #[must_use]
 pub fn from_text(text: &str) -> Option<Vec<u8>> {
     let digits = text.strip_prefix("esp://")?;

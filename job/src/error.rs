@@ -2,7 +2,7 @@
 
 use boot::BootError;
 
-/// Error of joining a job: one message that says where it failed and what to do.
+/// Error of joining a job: one message with the place of the failure and its remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
     /// The launcher failed.

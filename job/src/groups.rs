@@ -1,5 +1,5 @@
 //! Groups of ranks: the first rank of each collects the values of its group, and each process reads
-//! those of the groups, so that it reads some 2√n values and not n.
+//! those of the groups, so that it reads about 2√n values instead of n.
 
 use std::ops::Range;
 

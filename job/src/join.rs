@@ -1,30 +1,20 @@
 //! Joins a job: bootstrap, transports, exchange of addresses, p2p.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use boot::{BootError, Bootstrap, MAX_VALUE};
-use p2p::{NOT_TRIED, P2p, REACH_BYTES, Rank, Reach, Setup, reach_mark};
+use boot::{BootError, Bootstrap};
+use p2p::{P2p, Rank, Reach, Setup};
 
-use crate::book::{Book, Entries, Nodes, read_entry};
+use crate::agree::{agree_on_reach, agree_on_start};
+use crate::book::{Book, Names, Nodes};
 use crate::error::printable;
-use crate::groups::Groups;
-use crate::modex::{BOOT, MAX_REASON, ModexEntry};
-use crate::places::{self, Place};
+use crate::modex::{BOOT, ModexEntry};
+use crate::peers::Peers;
 use crate::protection::Secret;
 use crate::report::{self, Report};
 use crate::transports::{self, Made, TransportSetup};
 use crate::{Job, JoinError, Options, cpus};
-
-// Keys of the bootstrap: addresses of transports, mark over reachable peers of a process and of a
-// group of processes, reachable peers, and the reason why a process cannot start (empty if it
-// starts).
-pub(crate) const ADDRESSES: &str = "addresses";
-const MARK: &str = "mark";
-const MARKS: &str = "marks";
-const REACH: &str = "reach";
-const VERDICT: &str = "verdict";
 
 /// Joins the job for which this process was started, as described by the environment.
 ///
@@ -65,7 +55,7 @@ pub fn join_by(boot: Bootstrap, options: Options) -> Result<Job, JoinError> {
             })
         }
         Err(StartFailure::Boot(source)) => Err(JoinError::Boot { node, source }),
-        // All processes know of the failure, so each leaves in order.
+        // All processes know of the failure, so each leaves gracefully.
         Err(StartFailure::Agreed(error)) => {
             let mut boot = boot.lock().unwrap_or_else(PoisonError::into_inner);
             let _ = boot.finalize();
@@ -119,100 +109,29 @@ fn start(
         transports,
         config: options.p2p.clone(),
     };
-    let addresses = P2p::addresses(&setup);
     let own = ModexEntry {
         boot: boot_id(),
         node: node.to_owned(),
         cpus: cpus::own(),
-        addresses,
+        addresses: P2p::addresses(&setup),
     };
-    boot.put(ADDRESSES, &own.encode())?;
-    let own_place = Place::of(&own);
-    if secret.is_lazy() {
-        places::publish(boot, own_place)?;
-    }
-    boot.fence()?;
-    let mut entries = Entries::new();
-    let places = if secret.is_lazy() {
-        let places = places::collect(boot)?;
-        for peer in (0..size).filter(|peer| places::is_near(&places, rank, *peer)) {
-            entries.insert(peer, read_entry(boot, peer)?);
-        }
-        places
-    } else {
-        for peer in 0..size {
-            entries.insert(peer, read_entry(boot, peer)?);
-        }
-        let place = |entry: &Result<ModexEntry, _>| entry.as_ref().ok().map(Place::of);
-        entries.values().map(place).collect()
-    };
-    // The other nodes are assumed to have this node's policy.
-    setup.config.local_ranks = cpus::busy(own_place, &places, by_daemon);
-    if setup.config.cpus.is_none() {
-        let available =
-            std::thread::available_parallelism().map_or(usize::MAX, std::num::NonZero::get);
-        setup.config.cpus = cpus::together(&own, entries.values().flatten(), available);
-    }
-
-    if setup.config.nodes.is_empty() {
-        setup.config.nodes = places::number_nodes(&places);
-    }
-
-    let known = |(peer, entry): (&Rank, &Result<ModexEntry, _>)| {
-        let entry = entry.as_ref().ok()?;
-        Some((*peer, entry.node.clone()))
-    };
-    let names: BTreeMap<Rank, String> = entries.iter().filter_map(known).collect();
-    let name = |peer: Rank| names.get(&peer).cloned().unwrap_or_else(|| "?".to_owned());
-    nodes
-        .lock()
+    let peers = Peers::exchange(boot, own, secret.is_lazy())?;
+    peers.configure(&mut setup.config, by_daemon);
+    let names = peers.names();
+    let known = nodes.lock();
+    known
         .unwrap_or_else(PoisonError::into_inner)
         .clone_from(&names);
-    let addresses = |entry: &Result<ModexEntry, String>| match entry {
-        Ok(entry) => Ok(entry.addresses.clone()),
-        Err(why) => Err(why.clone()),
-    };
-    let near = entries
-        .iter()
-        .map(|(peer, entry)| (*peer, addresses(entry)));
     let book = Book {
         boot: Arc::clone(shared),
         own: rank,
-        near: near.collect(),
+        near: peers.into_addresses(),
         nodes: Arc::clone(nodes),
         without: without.clone(),
         verbose: options.verbose,
     };
-    let (mut is_exchanged, mut is_mutual, mut broken) = (false, false, None);
-    let started = P2p::start_lazily(setup, Box::new(book), |mine| {
-        is_exchanged = true;
-        let theirs = agree_on_reach(boot, mine).map_err(|error| {
-            let words = error.to_string();
-            broken = Some(error);
-            words
-        })?;
-        is_mutual = theirs.is_none();
-        Ok(theirs)
-    });
-    if !is_exchanged {
-        // This process has failed already, but the others wait for its part.
-        broken = agree_on_reach(boot, &Reach::none(size)).err();
-    }
-    if let Some(error) = broken {
-        return Err(StartFailure::Boot(error));
-    }
-    // The transports of a failed start stay until all have reported: otherwise other processes
-    // would report the lost memory instead of the reason.
-    let started =
-        started.map_err(|failed| (explain(&failed.error, &without, &name), failed.transports));
-    let trouble = started.as_ref().err().map(|(what, _)| what.as_str());
-    if !is_mutual {
-        agree_on_start(boot, trouble, &name)?;
-    }
-    let p2p = started.map_err(|(what, _)| {
-        let node = node.to_owned();
-        StartFailure::Agreed(JoinError::Here { rank, node, what })
-    })?;
+    let explain = |error: &p2p::StartError| explain(error, &without, &names);
+    let p2p = start_together(boot, setup, book, (node, &names), &explain)?;
     let report = Report {
         rank,
         size,
@@ -229,112 +148,57 @@ fn start(
     Ok((p2p, report))
 }
 
-/// Finds out whether each process reaches each other one by the same transports, so that all start
-/// (`None`); else returns what each rank published for this one.
-fn agree_on_reach(boot: &mut Bootstrap, mine: &Reach) -> Result<Option<Vec<u8>>, BootError> {
-    let mark = reach_mark(boot.rank(), &mine.best);
-    match sum_of_marks(boot, mark)? {
-        Some(0) => Ok(None),
-        _ => exchange_reach(boot, &mine.all).map(Some),
-    }
-}
-
-/// Returns the exclusive or of all processes' marks; `None` if one has none. The first process of
-/// each group reads the marks of its group, and all read those of the groups: some 2√n values.
-fn sum_of_marks(boot: &mut Bootstrap, mark: Option<u64>) -> Result<Option<u64>, BootError> {
-    let encode = |mark: Option<u64>| mark.map_or(Vec::new(), |mark| mark.to_le_bytes().to_vec());
-    let groups = Groups::of(boot);
-    boot.put(MARK, &encode(mark))?;
-    boot.fence()?;
-    if let Some(group) = groups.led_by(boot.rank()) {
-        let sum = read_marks(boot, MARK, group)?;
-        boot.put(MARKS, &encode(sum))?;
-    }
-    boot.fence()?;
-    read_marks(boot, MARKS, groups.leaders())
-}
-
-/// Returns the exclusive or of the marks that these ranks published; `None` if one has none.
-fn read_marks(
+/// Starts p2p. Either all processes start, or none does.
+fn start_together(
     boot: &mut Bootstrap,
-    key: &str,
-    ranks: impl Iterator<Item = Rank>,
-) -> Result<Option<u64>, BootError> {
-    let mut sum = Some(0);
-    for rank in ranks {
-        let note = boot.get(rank, key)?;
-        let mark = note.and_then(|note| Some(u64::from_le_bytes(note.try_into().ok()?)));
-        sum = sum.zip(mark).map(|(sum, mark)| sum ^ mark);
-    }
-    Ok(sum)
-}
-
-/// Exchanges the transports by which each process reaches those that it has tried, the own one
-/// included: publishes the parts of `mine` that concern these, and returns what each of them
-/// published for this one. Two processes that try each other try the same ones.
-fn exchange_reach(boot: &mut Bootstrap, mine: &[u8]) -> Result<Vec<u8>, BootError> {
-    let (all, _) = mine.as_chunks::<REACH_BYTES>();
-    let tried: Vec<_> = all.iter().filter(|reach| **reach != NOT_TRIED).collect();
-    for (part, bytes) in tried.chunks(MAX_VALUE / REACH_BYTES).enumerate() {
-        let bytes: Vec<u8> = bytes.iter().flat_map(|reach| **reach).collect();
-        boot.put(&format!("{REACH}{part}"), &bytes)?;
-    }
-    boot.fence()?;
-    let before = all.iter().take(boot.rank() as usize);
-    let at = REACH_BYTES * before.filter(|reach| **reach != NOT_TRIED).count();
-    let (key, at) = (format!("{REACH}{}", at / MAX_VALUE), at % MAX_VALUE);
-    let mut theirs = Vec::new();
-    for (peer, reach) in (0..boot.size()).zip(all) {
-        let note = match *reach == NOT_TRIED {
-            true => None,
-            false => boot.get(peer, &key)?,
+    setup: Setup,
+    book: Book,
+    (node, names): (&str, &Names),
+    explain: &dyn Fn(&p2p::StartError) -> String,
+) -> Result<P2p, StartFailure> {
+    let (rank, size) = (setup.rank, setup.size);
+    let mut exchanged = None;
+    let started = P2p::start_lazily(setup, Box::new(book), |mine| {
+        let (outcome, theirs) = match agree_on_reach(boot, mine) {
+            Ok(theirs) => (Ok(theirs.is_none()), Ok(theirs)),
+            Err(error) => {
+                let text = error.to_string();
+                (Err(error), Err(text))
+            }
         };
-        // A process that failed before reaches no peer.
-        let reported = note
-            .as_deref()
-            .and_then(|note| note.get(at..at + REACH_BYTES));
-        theirs.extend_from_slice(reported.unwrap_or(&[0; REACH_BYTES]));
-    }
-    Ok(theirs)
-}
-
-/// Exchanges the outcomes of the start: either all processes start, or none does. `trouble` is the
-/// reason why this process cannot start, which the caller reports.
-fn agree_on_start(
-    boot: &mut Bootstrap,
-    trouble: Option<&str>,
-    name: &dyn Fn(Rank) -> String,
-) -> Result<(), StartFailure> {
-    let words = printable(trouble.unwrap_or_default(), MAX_REASON);
-    boot.put(VERDICT, words.as_bytes())?;
-    boot.fence()?;
-    for rank in (0..boot.size()).filter(|_| trouble.is_none()) {
-        let reported = boot.get(rank, VERDICT)?;
-        let reported = reported.unwrap_or_else(|| b"it did not report whether it started".to_vec());
-        if !reported.is_empty() {
-            let what = printable(&String::from_utf8_lossy(&reported), MAX_REASON);
-            let node = name(rank);
-            return Err(StartFailure::Agreed(JoinError::Elsewhere {
-                rank,
-                node,
-                what,
-            }));
+        exchanged = Some(outcome);
+        theirs
+    });
+    let is_mutual = match exchanged {
+        Some(outcome) => outcome?,
+        None => {
+            // This process has failed already, but the others wait for its part.
+            agree_on_reach(boot, &Reach::none(size))?;
+            false
         }
+    };
+    // The transports of a failed start stay until all have reported: otherwise other processes
+    // would report the lost memory instead of the reason.
+    let started = started.map_err(|failed| (explain(&failed.error), failed.transports));
+    let trouble = started.as_ref().err().map(|(what, _)| what.as_str());
+    if !is_mutual && let Some((rank, what)) = agree_on_start(boot, trouble)? {
+        let node = node_of(names, rank);
+        let error = JoinError::Elsewhere { rank, node, what };
+        return Err(StartFailure::Agreed(error));
     }
-    Ok(())
+    started.map_err(|(what, _)| {
+        let node = node.to_owned();
+        StartFailure::Agreed(JoinError::Here { rank, node, what })
+    })
 }
 
-/// Formats the error of p2p together with the transports that could not be made.
-fn explain(
-    error: &p2p::StartError,
-    without: &[(&'static str, String)],
-    name: &dyn Fn(Rank) -> String,
-) -> String {
+/// Formats the error of p2p together with the transports that could not be created.
+fn explain(error: &p2p::StartError, without: &[(&'static str, String)], names: &Names) -> String {
     let mut text = match error {
         p2p::StartError::Unreachable { peer, reasons } => {
             format!(
                 "rank {peer} on node {} cannot be reached:\n{}",
-                name(*peer),
+                node_of(names, *peer),
                 reasons.trim_end()
             )
         }
@@ -342,6 +206,11 @@ fn explain(
     };
     text.push_str(&report::missing(without));
     text
+}
+
+/// Returns the name of a rank's node, if it is known.
+fn node_of(names: &Names, rank: Rank) -> String {
+    names.get(&rank).cloned().unwrap_or_else(|| "?".to_owned())
 }
 
 fn node_name() -> String {

@@ -24,29 +24,30 @@
 //! | `ESP_BTL` | transports to use, in order of preference among equals: `self,shm,ib,eth,udp` (all, by default) |
 //! | `ESP_INTERFACES` | interfaces for Ethernet and UDP: `eth0,eth1`, or `^wlan*` for all but these; default: all that the daemon serves, and for UDP all that are up and have an IP address |
 //! | `ESP_RAILS` | number of interfaces used at once, each as a rail, 1 to 4; default 4 |
-//! | `ESP_AUTH` | `encrypt` or `integrity`: protect packets between nodes, over UDP, by keys: those of `ESP_KEY_FILE`, else one of the job; `off`: do not; default: `encrypt` with `ESP_KEY_FILE`, or if the daemon of rank 0's node has a key |
+//! | `ESP_AUTH` | `encrypt` or `integrity`: protect packets between nodes, over UDP, by keys: those of `ESP_KEY_FILE`, otherwise one of the job; `off`: do not; default: `encrypt` with `ESP_KEY_FILE`, or if the daemon of rank 0's node has a key |
 //! | `ESP_KEY_FILE` | files with keys, separated by colons; all processes need one in common |
-//! | `ESP_CHECKSUM` | 1: give packets over UDP that no key protects a checksum, which detects damage; 0: do not; default: if the daemon of rank 0's node does |
+//! | `ESP_CHECKSUM` | 1: add a checksum, which detects damage, to packets over UDP that no key protects; 0: do not; default: if the daemon of rank 0's node does |
 //! | `ESP_RDMA_PORTS` | ports for InfiniBand and RoCE, one rail each: `mlx5_0,mlx5_1:2`; default: the active ones, at most four |
-//! | `ESP_RDMA_SHARED` | 1: all peers share receive blocks; 0: each peer has its own; default: shared from 257 ranks on |
+//! | `ESP_RDMA_SHARED` | 1: all peers share receive blocks; 0: each peer has its own; default: shared in jobs of 257 or more ranks |
 //! | `ESP_BTL_VERBOSE=1` | each process prints on standard error how it reaches each peer, and why |
-//! | `ESP_TUNE` | the file of thresholds that `esplab tune` has written; default `~/.config/esp/tune.toml`, if it is there; empty: none |
+//! | `ESP_TUNE` | the file of thresholds that `esplab tune` has written; default `~/.config/esp/tune.toml`, if it exists; empty: none |
 //! | `ESP_PATH` | `lease`, `daemon`, or `auto` (default): whether a process uses a lease, see `esp-client` |
-//! | `ESP_LAZY_FROM` | number of ranks from which a process reaches those of other nodes when it first communicates with them, not at the start; that of rank 0 counts; default 65 |
+//! | `ESP_LAZY_FROM` | minimum number of ranks of a job in which a process reaches those of other nodes when it first communicates with them, not at the start; that of rank 0 counts; default 65 |
 //! | `ESP_CONNECTIONS` | number of connections of a process, at each rail, above which it ends the one that it has not used for the longest time; default 256 |
 //! | `ESP_BOOT`, `ESP_BOOT_TIMEOUT` | see the crate `boot` |
 //! | `ESP_SOCKET` | the daemon's socket, see `esp-client` |
 //! | `ESP_PEER_TIMEOUT` | seconds that a peer may be silent, see `docs/launchers.md`; default 30 |
 //!
 //! All processes of a job agree: either all of them join it, or each reports which one could not
-//! and why. From `ESP_LAZY_FROM` ranks on this concerns the peers of one node; another one that
-//! cannot be reached fails when it is used.
+//! and why. In jobs of `ESP_LAZY_FROM` or more ranks, this applies to the peers on one node; any
+//! other peer that cannot be reached fails when it is used.
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)
 )]
 
+mod agree;
 mod book;
 mod cpus;
 pub mod endpoint;
@@ -55,6 +56,7 @@ mod groups;
 mod join;
 mod modex;
 mod options;
+mod peers;
 mod places;
 mod protection;
 mod report;
@@ -143,8 +145,9 @@ impl Job {
         &self.report
     }
 
-    /// Leaves the job. Every process calls it; it returns when all have, or one of them has died.
-    /// There is no time limit: a process that computes takes messages sent to it when it is done.
+    /// Leaves the job. Every process must call it; it returns when all have called it or one of
+    /// them has died. There is no time limit: a process that computes receives the messages sent to
+    /// it when it is done.
     ///
     /// # Errors
     /// The launcher is gone. The process has left the job nevertheless.
@@ -177,7 +180,7 @@ impl Job {
             "esp: rank {} ends the job (code {code}): {why}\n",
             self.rank()
         ));
-        // A launcher that ends the job drops what it has not read of this process's output.
+        // A launcher that ends the job drops the output of this process that it has not read.
         std::thread::sleep(LAST_WORDS);
         // Another thread that holds the launcher's connection for long is in `abort` as well, or
         // looks up a peer, for which there is a time limit.

@@ -58,35 +58,35 @@ pub struct Options {
     /// Transports to use. (A message from a rank to itself needs none.)
     pub transports: Vec<Transport>,
     /// Interfaces to use for Ethernet and UDP, by name; `eth*` matches all names with that prefix.
-    /// Empty: all that the daemon serves; for UDP all that are up and have an IP address.
+    /// Empty: all that the daemon serves; for UDP, all that are up and have an IP address.
     pub interfaces: Vec<String>,
     /// Interfaces not to use; takes precedence over `interfaces`.
     pub not_interfaces: Vec<String>,
     /// Maximum number of interfaces used at once, each as a rail to each peer, 1 to 4. Default 4.
     /// The last rail has all remaining interfaces, and uses the best of them for each node.
     pub rails: usize,
-    /// Use of keys for packets over UDP. The keys are those of [`Options::key_files`], else one
-    /// that rank 0 chooses and the launcher passes on. `None`: encryption if there are files, or if
-    /// the daemon of rank 0's node has a key. With files or [`Auth::Encrypt`] or
-    /// [`Auth::Integrity`] transports that these keys do not protect are excluded: all but memory
-    /// and UDP.
+    /// Use of keys for packets over UDP. The keys are those of [`Options::key_files`], otherwise
+    /// one that rank 0 chooses and the launcher distributes. `None`: encryption if there are files,
+    /// or if the daemon of rank 0's node has a key. With files, [`Auth::Encrypt`] or
+    /// [`Auth::Integrity`], transports that these keys do not protect are excluded: all except
+    /// shared memory and UDP.
     pub auth: Option<Auth>,
     /// Files with keys, at most [`MAX_KEYS`](esp_client::MAX_KEYS). All processes of a job need
     /// one of the keys in common.
     pub key_files: Vec<PathBuf>,
-    /// Give packets over UDP that no key protects a checksum, which detects damage and
-    /// authenticates nothing. `None`: if the daemon of rank 0's node does so.
+    /// Add a checksum to packets over UDP that no key protects; it detects damage and authenticates
+    /// nothing. `None`: if the daemon of rank 0's node does so.
     pub checksum: Option<bool>,
     /// RDMA ports to use, such as `mlx5_0` or `mlx5_0:2`, one rail each. Empty: the active ones.
     pub rdma_ports: Vec<String>,
     /// Blocks and thresholds of RDMA.
     pub rdma: Rdma,
-    /// Number of ranks from which a process reaches those of other nodes when it first communicates
-    /// with them, not at the start. The value of rank 0 counts. Default 65.
+    /// Minimum number of ranks of a job in which a process reaches those of other nodes when it
+    /// first communicates with them, not at the start. The value of rank 0 counts. Default 65.
     pub lazy_from: u32,
     /// Print the path to each peer on standard error.
     pub verbose: bool,
-    /// Sizes from which one copy within a node is faster than two. `None`: the defaults.
+    /// Sizes above which one copy within a node is faster than two. `None`: the defaults.
     pub thresholds: Option<Thresholds>,
     /// Origin of the thresholds, for the report.
     pub thresholds_from: String,
@@ -135,7 +135,7 @@ impl Options {
             None => Ok(None),
             Some("0") => Ok(Some(false)),
             Some("1") => Ok(Some(true)),
-            Some(other) => Err(bad(name, other, "1 or 0 is expected")),
+            Some(other) => Err(bad(name, other, "expected 0 or 1")),
         };
         if let Some(list) = text("ESP_BTL") {
             options.transports = transports(&list)?;
@@ -146,7 +146,7 @@ impl Options {
                     .strip_prefix('^')
                     .map_or((word, true), |name| (name, false));
                 if name.is_empty() || !name.chars().all(|c| c.is_ascii_graphic()) {
-                    let want = "a list of interfaces is expected, like eth0,eth1 or ^wlan*";
+                    let want = "expected a list of interfaces, such as eth0,eth1 or ^wlan*";
                     return Err(bad("ESP_INTERFACES", &list, want));
                 }
                 let names = if wanted {
@@ -158,7 +158,7 @@ impl Options {
             }
         }
         if let Some(number) = text("ESP_RAILS") {
-            let want = "a number of interfaces is expected, 1 to 4";
+            let want = "expected 1 to 4 interfaces";
             let rails = number.parse().ok().filter(|n| (1..=MAX_RAILS).contains(n));
             options.rails = rails.ok_or_else(|| bad("ESP_RAILS", &number, want))?;
         }
@@ -175,12 +175,12 @@ impl Options {
             let plain =
                 |word: &String| !word.is_empty() && word.chars().all(|c| c.is_ascii_graphic());
             if !options.rdma_ports.iter().all(plain) || options.rdma_ports.len() > MAX_RAILS {
-                let want = "a list of at most four ports is expected, like mlx5_0,mlx5_1:2";
+                let want = "expected at most four ports, such as mlx5_0,mlx5_1:2";
                 return Err(bad("ESP_RDMA_PORTS", &list, want));
             }
         }
         if let Some(number) = text("ESP_LAZY_FROM") {
-            let want = "a number of ranks is expected, at least 1";
+            let want = "expected at least 1 rank";
             let ranks = number.parse().ok().filter(|ranks| *ranks > 0);
             options.lazy_from = ranks.ok_or_else(|| bad("ESP_LAZY_FROM", &number, want))?;
         }
@@ -231,7 +231,7 @@ fn transports(list: &str) -> Result<Vec<Transport>, JoinError> {
             Some(transport) => found.push(transport),
             None if word == "self" => {}
             None => {
-                let want = "a list of self, shm, ib, eth and udp is expected, like shm,eth";
+                let want = "expected a list of self, shm, ib, eth and udp, such as shm,eth";
                 return Err(bad("ESP_BTL", list, want));
             }
         }

@@ -1,7 +1,7 @@
 //! Places of the processes of a job: which share a machine, and which a node.
 //!
-//! Small jobs find out by the addresses of all processes. Large ones collect the places by groups
-//! ([`crate::groups`]).
+//! Small jobs take them from the addresses of all processes. Large ones collect the places by
+//! groups ([`crate::groups`]).
 
 use std::collections::HashMap;
 
@@ -67,7 +67,7 @@ pub(crate) fn collect(boot: &mut Bootstrap) -> Result<Vec<Option<Place>>, BootEr
         let mut all = Vec::new();
         for peer in group {
             let place = boot.get(peer, PLACE)?.unwrap_or_default();
-            // A missing one is empty, which is no place of a process.
+            // A missing place is all zeros, which is not the place of any process.
             all.extend(<[u8; BYTES]>::try_from(place).unwrap_or([0; BYTES]));
         }
         for (part, bytes) in all.chunks(MAX_VALUE).enumerate() {
@@ -105,7 +105,7 @@ pub(crate) fn number_nodes(places: &[Option<Place>]) -> Vec<u32> {
     numbers
 }
 
-/// Returns whether two processes are on one node.
+/// Returns true if two processes are on one node.
 pub(crate) fn is_near(places: &[Option<Place>], one: Rank, other: Rank) -> bool {
     let of = |rank: Rank| places.get(rank as usize).copied().flatten();
     of(one).is_some() && of(one) == of(other)

@@ -47,7 +47,8 @@ pub(crate) struct Secret {
     demanded: bool,
     /// Ranks of other nodes are reached when they are used.
     lazy: bool,
-    /// Random key. Only the launcher passes it on, unlike the name, which peers send to each other.
+    /// Random key. Only the launcher distributes it, unlike the name, which peers send to each
+    /// other.
     key: [u8; KEY],
 }
 
@@ -160,7 +161,8 @@ impl Secret {
         }
     }
 
-    /// Returns why transports are excluded that keys do not protect; `None` if they are not.
+    /// Returns the reason why transports that keys do not protect are excluded; `None` if they are
+    /// not.
     pub(crate) fn excludes(&self, options: &Options) -> Option<String> {
         let why = match options.demands_keys() {
             Some(variable) => format!("{variable} is set"),

@@ -15,7 +15,7 @@ pub struct Report {
     pub size: u32,
     /// Launcher: `pmix`, `pmi1`, `fixed` or `single`.
     pub launcher: &'static str,
-    /// Names of the nodes by rank, as far as they were looked up at the start.
+    /// Names of the nodes that were looked up at the start, by rank.
     pub nodes: BTreeMap<u32, String>,
     /// Transports that could not be created, and why.
     pub without: Vec<(&'static str, String)>,

@@ -16,9 +16,10 @@ pub(crate) struct TransportSetup<'a> {
     pub(crate) size: u32,
     /// Name that only the processes of this job know.
     pub(crate) key: &'a str,
-    /// Protection of packets over UDP, or why there is no transport over UDP.
+    /// Protection of packets over UDP, or the reason why there is no transport over UDP.
     pub(crate) protection: Result<Protection, String>,
-    /// Why transports to other nodes are excluded that this does not protect. `None`: they are not.
+    /// Reason for excluding transports to other nodes that this does not protect. `None`: they are
+    /// not excluded.
     pub(crate) only_protected: Option<String>,
     /// Ranks of other nodes are reached on use.
     pub(crate) lazy: bool,
@@ -34,9 +35,9 @@ pub(crate) struct Made {
     pub(crate) by_daemon: bool,
 }
 
-/// Reason for leaving out RDMA in a job whose ranks are reached on use.
-const NOT_LAZY: &str = "rank 0 has no RDMA port, and in a large job (ESP_LAZY_FROM) only those \
-    transports are used that reach ranks on use";
+/// Reason for excluding RDMA in a job whose ranks are reached on use.
+const NOT_LAZY: &str = "rank 0 has no RDMA port, and a job of ESP_LAZY_FROM or more ranks then \
+    uses only transports that can connect ranks on first use";
 
 /// Creates the configured transports. A missing one is an error only if a peer needs it.
 pub(crate) fn make(setup: &TransportSetup<'_>) -> Made {
@@ -122,8 +123,8 @@ fn rails(
     }
 }
 
-/// Number of ranks from which receive blocks are shared by default: separate blocks take 268 KiB
-/// per peer.
+/// Minimum number of ranks for which receive blocks are shared by default: separate blocks take 268
+/// KiB per peer.
 const SHARED_FROM: u32 = 257;
 
 fn ib_config(setup: &TransportSetup<'_>) -> IbConfig {

@@ -36,10 +36,10 @@ struct Tables {
 pub struct Rdma {
     /// Number of blocks for each peer, which are its credits.
     pub blocks: Option<usize>,
-    /// Length from which the body of a short message is registered by the sender instead of copied,
-    /// in bytes; by default never.
+    /// Minimum length of a short message's body that the sender registers instead of copying it, in
+    /// bytes; by default never.
     pub held_from: Option<usize>,
-    /// Length from which a body is *long*, in bytes.
+    /// Minimum length of a *long* body, in bytes.
     pub long_from: Option<usize>,
     /// Use one shared receive queue instead of blocks for each peer; by default in jobs of more
     /// than 256 ranks.

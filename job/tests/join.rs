@@ -131,7 +131,7 @@ fn shared_memory_alone_is_enough_within_a_node() {
             rank == 0,
             "{out}"
         );
-        // Only a process that asks for Ethernet reports that there is no daemon.
+        // Only a process that is to use Ethernet reports that there is no daemon.
         assert_eq!(
             err.contains("no transport eth, all peers are reached without it"),
             rank == 1,
@@ -151,8 +151,9 @@ fn shared_memory_alone_is_enough_within_a_node() {
     );
 }
 
-/// Where all processes reach each other alike, each reads the secret, the addresses of all, and
-/// some 2√n marks: none of what the others reach, which would be n values of n parts.
+/// If all processes reach each other alike, each reads the secret, the addresses of all, and about
+/// 2√n digests. It does not read the reachability of the others, which would be n values of n
+/// parts.
 #[test]
 fn a_start_reads_few_values_besides_the_addresses() {
     let ended = job_of("start", 9, |_, variables| {
@@ -161,7 +162,7 @@ fn a_start_reads_few_values_besides_the_addresses() {
     for (code, _, err) in &ended {
         assert_eq!(*code, Some(0), "{err}");
     }
-    // Only the first rank of each three reads the marks of its group.
+    // Only the first rank of each three reads the digests of its group.
     assert_eq!(
         values(&ended[0].1),
         Some(vec![1 + 9 + 3, 1 + 9 + 3 + 3]),

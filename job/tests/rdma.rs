@@ -192,7 +192,7 @@ fn memory_is_used_in_both_directions() {
     let stats = each(started(2, WAYS[0]), WAYS[0].0, |layer, comm| {
         let (mine, mut theirs, other) = (pattern(300_000, 1), vec![0; 300_000], 1 - comm.rank());
         for round in 0..20 {
-            // Also where less arrives than fits, and where nothing long arrives.
+            // Including messages shorter than the buffer, and short messages only.
             let length = [300_000, 100_000, 40][round % 3];
             let send = || comm.send(&mine[..length], other, TAG).unwrap();
             if comm.rank() == 0 {

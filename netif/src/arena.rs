@@ -1,4 +1,4 @@
-//! Memory whose address the kernel is given.
+//! Memory whose address is passed to the kernel.
 
 use std::ptr::NonNull;
 
@@ -55,7 +55,7 @@ impl<T: Copy> Arena<T> {
 impl<T: Copy> Drop for Arena<T> {
     fn drop(&mut self) {
         let items = std::ptr::slice_from_raw_parts_mut(self.start.as_ptr(), self.len);
-        // SAFETY: leaked from such a box in `zeroed`, given back once.
+        // SAFETY: leaked from such a box in `zeroed`, and freed once.
         drop(unsafe { Box::from_raw(items) });
     }
 }

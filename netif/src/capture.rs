@@ -14,11 +14,12 @@ use crate::{Filter, Interface, OpenError, PacketSocket, Statistics};
 
 /// Every EtherType (`ETH_P_ALL`).
 const ALL: u16 = libc::ETH_P_ALL as u16;
-/// Bytes kept of a frame: with segmentation offload, one of 64 KiB and its headers.
+/// Maximum number of bytes kept of a frame: with segmentation offload, a frame has up to 64 KiB and
+/// headers.
 const SNAP_LEN: usize = 65536 + 128;
 /// Bytes that the kernel stores for the capture while its reader is busy.
 const BUFFER_BYTES: usize = 8 << 20;
-/// Length of the two addresses, behind which a VLAN tag is put.
+/// Length of the two addresses, after which a VLAN tag is inserted.
 const ADDRESSES_LEN: usize = 12;
 /// Length of an 802.1Q tag.
 const TAG_LEN: usize = 4;
@@ -30,17 +31,17 @@ pub struct CapturedFrame<'a> {
     pub time: Duration,
     /// Destination class; [`FrameKind::Outgoing`] for frames that this machine sent.
     pub kind: FrameKind,
-    /// The frame from its destination address on, with its VLAN tag.
+    /// The frame, starting with its destination address, with its VLAN tag.
     pub bytes: &'a [u8],
-    /// Length of the frame; more than `bytes` has if its end was not kept.
+    /// Length of the frame; greater than that of `bytes` if its end was not kept.
     pub len: usize,
 }
 
 /// A socket that receives copies of the frames that an interface receives and sends, and sends
 /// nothing.
 ///
-/// Two kinds of frames are not seen: those for other stations, for the interface is not put into
-/// promiscuous mode, and those sent by [`PacketSocket`]s of this machine, which bypass packet
+/// Two kinds of frames are not seen: those for other stations, because the interface is not put
+/// into promiscuous mode, and those sent by [`PacketSocket`]s of this machine, which bypass packet
 /// capture.
 #[derive(Debug)]
 pub struct CaptureSocket {
@@ -53,17 +54,17 @@ pub struct CaptureSocket {
 #[repr(C, align(8))]
 struct Control([u8; 256]);
 
-/// Data of the kernel about a frame besides its bytes.
+/// Data that the kernel provides about a frame in addition to its bytes.
 #[derive(Default)]
-struct Remarks {
+struct FrameMetadata {
     time: Option<Duration>,
-    /// EtherType and contents of the VLAN tag that was taken off.
+    /// EtherType and contents of the VLAN tag that was removed.
     tag: Option<(u16, u16)>,
 }
 
 impl CaptureSocket {
-    /// Opens a capture of the frames that the filter accepts. Allowed are Ethernet interfaces and
-    /// the loopback interface.
+    /// Opens a capture of the frames that the filter accepts. The interface must be an Ethernet
+    /// interface or the loopback interface.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -85,7 +86,7 @@ impl CaptureSocket {
         Ok(CaptureSocket {
             socket,
             loopback: interface.loopback,
-            // Room for a tag that is put back.
+            // Room for a tag that is inserted again.
             buffer: vec![0; SNAP_LEN + TAG_LEN],
         })
     }
@@ -95,17 +96,17 @@ impl CaptureSocket {
     /// # Errors
     /// `ENETDOWN` once when the interface went down or was removed; else those of the system.
     pub fn receive(&mut self) -> io::Result<Option<CapturedFrame<'_>>> {
-        let (len, kind, remarks) = loop {
-            let Some((len, kind, remarks)) = self.receive_once()? else {
+        let (len, kind, metadata) = loop {
+            let Some((len, kind, metadata)) = self.receive_once()? else {
                 return Ok(None);
             };
             // On the loopback interface each frame is sent and received.
             if !(self.loopback && kind == FrameKind::Outgoing) {
-                break (len, kind, remarks);
+                break (len, kind, metadata);
             }
         };
         let kept = len.min(SNAP_LEN);
-        let (kept, len) = match remarks.tag {
+        let (kept, len) = match metadata.tag {
             Some(tag) if kept >= ADDRESSES_LEN => {
                 self.put_back(tag, kept);
                 (kept + TAG_LEN, len + TAG_LEN)
@@ -113,7 +114,7 @@ impl CaptureSocket {
             _ => (kept, len),
         };
         Ok(Some(CapturedFrame {
-            time: remarks.time.unwrap_or_default(),
+            time: metadata.time.unwrap_or_default(),
             kind,
             bytes: self.buffer.get(..kept).unwrap_or_default(),
             len,
@@ -128,7 +129,7 @@ impl CaptureSocket {
         self.socket.statistics()
     }
 
-    /// Inserts a VLAN tag behind the addresses of the frame of `len` bytes in the buffer.
+    /// Inserts a VLAN tag after the addresses of the frame of `len` bytes in the buffer.
     fn put_back(&mut self, (ethertype, contents): (u16, u16), len: usize) {
         self.buffer
             .copy_within(ADDRESSES_LEN..len, ADDRESSES_LEN + TAG_LEN);
@@ -136,8 +137,8 @@ impl CaptureSocket {
         self.buffer[ADDRESSES_LEN..ADDRESSES_LEN + TAG_LEN].copy_from_slice(&tag);
     }
 
-    /// Receives a frame into the buffer: its length, which may be more than the buffer has.
-    fn receive_once(&mut self) -> io::Result<Option<(usize, FrameKind, Remarks)>> {
+    /// Receives a frame into the buffer. Returns its length, which may exceed that of the buffer.
+    fn receive_once(&mut self) -> io::Result<Option<(usize, FrameKind, FrameMetadata)>> {
         let mut control = Control([0; 256]);
         let mut area = libc::iovec {
             iov_base: self.buffer.as_mut_ptr().cast(),
@@ -160,7 +161,7 @@ impl CaptureSocket {
         match usize::try_from(result) {
             Ok(len) => {
                 let kind = FrameKind::from_kernel(name.sll_pkttype);
-                Ok(Some((len, kind, remarks(&header))))
+                Ok(Some((len, kind, metadata(&header))))
             }
             Err(_) => match io::Error::last_os_error() {
                 none if none.kind() == io::ErrorKind::WouldBlock => Ok(None),
@@ -178,8 +179,8 @@ impl AsFd for CaptureSocket {
 }
 
 /// Reads the control messages of a header that `recvmsg` has filled.
-fn remarks(header: &libc::msghdr) -> Remarks {
-    let mut remarks = Remarks::default();
+fn metadata(header: &libc::msghdr) -> FrameMetadata {
+    let mut metadata = FrameMetadata::default();
     // SAFETY: the header and its control buffer are those of the `recvmsg` just done.
     let mut next = unsafe { libc::CMSG_FIRSTHDR(header) };
     while !next.is_null() {
@@ -191,7 +192,7 @@ fn remarks(header: &libc::msghdr) -> Remarks {
                 let time: libc::timespec =
                     unsafe { data.cast::<libc::timespec>().read_unaligned() };
                 let nanos = u32::try_from(time.tv_nsec).unwrap_or(0).min(999_999_999);
-                remarks.time = u64::try_from(time.tv_sec)
+                metadata.time = u64::try_from(time.tv_sec)
                     .ok()
                     .map(|seconds| Duration::new(seconds, nanos));
             }
@@ -206,12 +207,12 @@ fn remarks(header: &libc::msghdr) -> Remarks {
                 } else {
                     libc::ETH_P_8021Q as u16
                 };
-                remarks.tag = known.then_some((ethertype, about.tp_vlan_tci));
+                metadata.tag = known.then_some((ethertype, about.tp_vlan_tci));
             }
             _ => {}
         }
         // SAFETY: as above.
         next = unsafe { libc::CMSG_NXTHDR(header, next) };
     }
-    remarks
+    metadata
 }

@@ -23,16 +23,16 @@ const RX: usize = 5;
 /// Size of the receive ring of a device, in frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingSize {
-    /// Present size.
+    /// Current size.
     pub rx: u32,
-    /// Largest size that the device has.
+    /// Maximum size that the device supports.
     pub rx_max: u32,
 }
 
 /// How a device delays interrupts of received frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Coalescing {
-    /// Longest delay in microseconds.
+    /// Maximum delay in microseconds.
     pub rx_usecs: u32,
     /// The device adapts the delay to the load.
     pub adaptive_rx: bool,
@@ -84,7 +84,7 @@ fn ask<const WORDS: usize>(name: &str, request: u32) -> io::Result<[u32; WORDS]>
     match unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &mut ifreq) } {
         0.. => Ok(words),
         _ => match io::Error::last_os_error() {
-            // The standard library knows one of the two numbers.
+            // The standard library maps only one of the two error numbers to `Unsupported`.
             error if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
                 Err(io::ErrorKind::Unsupported.into())
             }

@@ -1,7 +1,7 @@
 //! One demultiplexer for many sockets of one EtherType on one interface (`PACKET_FANOUT_CBPF`,
 //! packet(7)).
 //!
-//! Without it, the kernel runs the filter of every socket for each frame, at a cost of some 100 ns
+//! Without it, the kernel runs the filter of every socket for each frame, at a cost of about 100 ns
 //! per socket whether or not it matches. The members of a group count as one socket, and a program
 //! selects the member by the destination port.
 //!
@@ -49,12 +49,12 @@ impl Routes {
     }
 }
 
-/// Returns disjoint ranges in order: (first port, last port, slot).
+/// Returns disjoint ranges, sorted by port: (first port, last port, slot).
 fn disjoint(routes: impl IntoIterator<Item = (RangeInclusive<u16>, u16)>) -> Vec<(u16, u16, u16)> {
     let mut taken: Vec<(u16, u16, u16)> = Vec::new();
     for (ports, slot) in routes {
         let (mut low, end) = (u32::from(*ports.start()), u32::from(*ports.end()));
-        // The parts of it that earlier ranges leave; those are in order.
+        // The parts of it that earlier ranges do not cover; those are sorted.
         let mut left = Vec::new();
         for &(first, last, _) in &taken {
             if low < u32::from(first) && low <= end {
@@ -112,14 +112,14 @@ impl FanoutGroup {
     /// interface and EtherType of the group.
     ///
     /// # Errors
-    /// `EINVAL` when it is bound otherwise, or the interface is down; `ENOSPC` with [`MAX_MEMBERS`]
+    /// `EINVAL` when it is not bound so, or the interface is down; `ENOSPC` with [`MAX_MEMBERS`]
     /// members; `EALREADY` when it is in a group. The socket then continues to receive on its own.
     pub fn join(&self, socket: &PacketSocket) -> io::Result<()> {
         set_fanout(socket, u32::from(self.id) | libc::PACKET_FANOUT_CBPF << 16)
     }
 
     /// Replaces the routes atomically. Returns only when no frame is processed with the old ones
-    /// any more (some 15 ms). Frames for slots that do not exist (yet) go to the first member.
+    /// any more (about 15 ms). Frames for slots that do not exist (yet) go to the first member.
     ///
     /// # Errors
     /// Those of the system.

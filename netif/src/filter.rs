@@ -17,8 +17,9 @@ const PORT_OFFSET: u32 = 14;
 const LOAD_BYTE: u16 = (libc::BPF_LD | libc::BPF_B | libc::BPF_ABS) as u16;
 const LOAD_HALF: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_ABS) as u16;
 const LOAD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-/// Loads the half at an offset behind the IPv4 header, and the length of that header before.
-const LOAD_HALF_BEHIND: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_IND) as u16;
+/// Loads the half-word at an offset plus the length of the IPv4 header, which
+/// [`LOAD_IP_HEADER_LEN`] has loaded.
+const LOAD_HALF_INDEXED: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_IND) as u16;
 const LOAD_IP_HEADER_LEN: u16 = (libc::BPF_LDX | libc::BPF_B | libc::BPF_MSH) as u16;
 const AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
 const JUMP: u16 = (libc::BPF_JMP | libc::BPF_JA) as u16;
@@ -72,9 +73,9 @@ const fn branch(code: u16, operand: u32, if_true: u8, if_false: u8) -> Instructi
      allows {MAX_INSTRUCTIONS}"
 )]
 pub struct FilterTooLong {
-    /// Ranges left after merging neighbours.
+    /// Number of ranges after merging neighbours.
     pub ranges: usize,
-    /// Instructions the program would have.
+    /// Number of instructions that the program would have.
     pub instructions: usize,
 }
 
@@ -119,7 +120,7 @@ impl Filter {
 
     /// Accepts frames of these EtherTypes in any direction, and UDP datagrams over IPv4 and IPv6
     /// whose payload begins with one of the types. Fragments and IPv6 extension headers are not
-    /// looked into. For a [`CaptureSocket`](crate::CaptureSocket).
+    /// parsed. For a [`CaptureSocket`](crate::CaptureSocket).
     pub fn for_capture(types: [u16; 2]) -> Filter {
         let program = vec![
             step(LOAD_HALF, ETHERTYPE_OFFSET),
@@ -134,10 +135,10 @@ impl Filter {
             step(LOAD_HALF, 20),
             branch(IF_ANY_BIT, 0x1fff, 9, 0),
             step(LOAD_IP_HEADER_LEN, 14),
-            step(LOAD_HALF_BEHIND, 14 + 8),
+            step(LOAD_HALF_INDEXED, 14 + 8),
             branch(IF_EQUAL, types[0].into(), 7, 0),
             branch(IF_EQUAL, types[1].into(), 6, 5),
-            // IPv6: next header, and behind the UDP header.
+            // IPv6: next header, and the bytes after the UDP header.
             step(LOAD_BYTE, 20),
             branch(IF_EQUAL, libc::IPPROTO_UDP as u32, 0, 3),
             step(LOAD_HALF, 14 + 40 + 8),
@@ -236,8 +237,8 @@ fn preamble(ethertype: u16) -> Vec<Instruction> {
 const PREAMBLE: usize = 12;
 
 /// Returns a program whose result is the third number of the range that contains the port, and 0
-/// for none. For a fan-out group, where a frame starts after its EtherType. Ranges are in order and
-/// disjoint.
+/// for none. For a fan-out group, where a frame starts after its EtherType. Ranges must be sorted
+/// and disjoint.
 pub(crate) fn choose(ranges: &[(u16, u16, u16)]) -> Result<Filter, FilterTooLong> {
     let mut program = vec![step(LOAD_HALF, 0)];
     let wide = |&(low, high, slot)| (low, high, u32::from(slot));
@@ -292,7 +293,7 @@ fn search(ranges: &[(u16, u16, u32)]) -> Vec<Instruction> {
     }
 }
 
-/// Returns sorted ranges with a gap between each two.
+/// Returns sorted ranges with a gap between any two.
 fn merge(ports: Vec<RangeInclusive<u16>>) -> Vec<(u16, u16)> {
     let mut ranges: Vec<(u16, u16)> = ports
         .into_iter()

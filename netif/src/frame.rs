@@ -7,8 +7,8 @@ use pnet::util::MacAddr;
 const ADDRESSES_LEN: usize = 12;
 /// Length of an 802.1Q tag in bytes.
 const TAG_LEN: usize = 4;
-/// Smallest EtherType; smaller values are the length of an IEEE 802.3 frame.
-const FIRST_ETHERTYPE: u16 = 0x0600;
+/// Minimum EtherType; smaller values are the length of an IEEE 802.3 frame.
+const MIN_ETHERTYPE: u16 = 0x0600;
 
 /// A parsed Ethernet II frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub struct EthFrame<'a> {
     pub src: MacAddr,
     /// VLAN id (1–4095) of an 802.1Q tag. A priority tag (id 0) counts as none (W-09).
     pub vlan: Option<u16>,
-    /// All bytes from the EtherType on, the EtherType included.
+    /// The EtherType and all bytes after it.
     pub body: &'a [u8],
 }
 
@@ -42,7 +42,7 @@ pub fn parse_ethernet(bytes: &[u8]) -> Option<EthFrame<'_>> {
         EtherType::VLAN_TAGGED_FRAME
             | EtherType::PROVIDER_BRIDGING
             | EtherType::VLAN_DOUBLE_TAGGED_FRAME
-    ) || ethertype.0 < FIRST_ETHERTYPE;
+    ) || ethertype.0 < MIN_ETHERTYPE;
     if refused {
         return None;
     }

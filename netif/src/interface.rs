@@ -20,7 +20,7 @@ pub struct Interface {
     pub index: u32,
     /// Hardware address; all zeros if there is none.
     pub mac: MacAddr,
-    /// Largest number of bytes after the EtherType of an untagged frame.
+    /// Maximum number of bytes after the EtherType of an untagged frame.
     pub mtu: u32,
     /// The administrator has enabled it.
     pub up: bool,
@@ -52,7 +52,7 @@ pub enum InterfaceError {
         /// `ARPHRD_*` of Linux.
         link_type: u16,
     },
-    /// The system did not answer.
+    /// The system did not return the properties.
     #[error("cannot read the properties of {name}: {source}")]
     Properties {
         /// The interface.
@@ -100,7 +100,7 @@ impl Interface {
     }
 
     /// Returns all interfaces of the calling thread's network namespace by index, including those
-    /// unusable for Ethernet. One that vanishes during the call is left out.
+    /// unusable for Ethernet. One that vanishes during the call is omitted.
     pub fn list() -> Vec<Interface> {
         let mut all: Vec<_> = datalink::interfaces()
             .iter()
@@ -171,7 +171,7 @@ pub struct LocalAddress {
 }
 
 /// Returns the IP addresses of the calling thread's network namespace by interface index, those of
-/// the loopback interface included. Interfaces that vanish during the call are left out.
+/// the loopback interface included. Interfaces that vanish during the call are omitted.
 pub fn addresses() -> Vec<LocalAddress> {
     let mut all: Vec<_> = datalink::interfaces()
         .iter()
@@ -193,7 +193,7 @@ pub fn addresses() -> Vec<LocalAddress> {
 pub struct LinkState {
     /// The administrator has enabled it, and it has a carrier.
     pub up: bool,
-    /// Largest number of bytes after the EtherType of an untagged frame.
+    /// Maximum number of bytes after the EtherType of an untagged frame.
     pub mtu: u32,
     /// Hardware address.
     pub mac: MacAddr,

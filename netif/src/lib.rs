@@ -8,14 +8,14 @@
 //! |---|---|
 //! | find an interface, its address and MTU | [`Interface`] |
 //! | send and receive frames of one EtherType | [`PacketSocket`] with [`RecvBatch`] and [`SendBatch`] |
-//! | see receive rings and interrupt delays | [`Interface::ring_size`], [`Interface::coalescing`] |
+//! | query receive rings and interrupt delays | [`Interface::ring_size`], [`Interface::coalescing`] |
 //! | watch for MTU changes and unplugged cables | [`LinkMonitor`], [`PacketSocket::link_state`] |
 //! | parse a frame's Ethernet header | [`parse_ethernet`] |
 //! | see all frames of an interface, with times | [`CaptureSocket`] |
 //! | write frames to a file for Wireshark | [`PcapWriter`] |
 //! | receive frames without a system call | [`RecvRing`] |
 //! | let the kernel drop frames outside a set of ports | [`Filter`] |
-//! | send and receive UDP datagrams by the hundred | [`UdpSocket`] with [`UdpRecvBatch`] and [`SendBatch`] |
+//! | send and receive many UDP datagrams in one call | [`UdpSocket`] with [`UdpRecvBatch`] and [`SendBatch`] |
 //! | close descriptors that other users have passed | [`Closer`] |
 //! | share an interface among many sockets at the cost of one | [`FanoutGroup`] |
 //!
@@ -24,7 +24,7 @@
 //!
 //! # Example
 //!
-//! Sends a broadcast frame and receives what has arrived:
+//! Sends a broadcast frame and receives the frames that have arrived:
 //!
 //! ```no_run
 //! use netif::{Interface, PacketSocket, RecvBatch, SendBatch, SocketOptions};

@@ -1,8 +1,8 @@
 //! Notices that network interfaces have changed (rtnetlink).
 //!
-//! The kernel's messages are not parsed: whatever they say, the reader asks for the present state
-//! ([`PacketSocket::link_state`](crate::PacketSocket::link_state)), so that lost messages lose
-//! nothing.
+//! The kernel's messages are not parsed: whatever they say, the reader queries the current state
+//! ([`PacketSocket::link_state`](crate::PacketSocket::link_state)), so that lost messages do no
+//! harm.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 const MAGIC: u32 = 0xa1b2_3c4d;
 /// Version 2.4 of the format, as two 16-bit numbers.
 const VERSION: (u16, u16) = (2, 4);
-/// Largest frame of a file, in bytes; the kernel delivers none above it.
+/// Maximum length of a frame in a file, in bytes; the kernel delivers no longer ones.
 const SNAP_LEN: u32 = 65535;
 const LINKTYPE_ETHERNET: u32 = 1;
 

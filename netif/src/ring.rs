@@ -13,9 +13,9 @@
 //! it: frames keep their order, short ones cost no system call, and long ones are copied not on
 //! arrival but when they are received, many at once.
 //!
-//! The process that opens the socket sets the ring up before it is bound: later, the kernel would
-//! detach it for a moment, and a member of a fan-out group would get another slot there. The
-//! process that receives maps it.
+//! The process that opens the socket sets up the ring before the socket is bound: later, the kernel
+//! would detach the socket for a moment, and a member of a fan-out group would get another slot.
+//! The process that receives maps it.
 
 use std::io;
 use std::mem;
@@ -40,9 +40,9 @@ const HEAD_LEN: usize = libc::TPACKET2_HDRLEN;
 /// Offset of the frame in a slot: two bytes after the head align what follows the Ethernet header.
 const FRAME_AT: u32 = 66;
 /// Maximum size of a mapped ring in bytes.
-const MOST_BYTES: u32 = 1 << 28;
-/// Size of a ring for streams in bytes, two windows of a stream of 1 MiB, with no more slots than a
-/// window has segments. Slots are used in order, however few of them are filled, so a ring larger
+const MAX_BYTES: u32 = 1 << 28;
+/// Size of a ring for streams in bytes: two windows of a stream of 1 MiB, with no more slots than a
+/// window has segments. Slots are used in turn even if few are filled at a time, so a ring larger
 /// than the second-level cache always misses it.
 const STREAMS_BYTES: u32 = 2 << 20;
 const STREAMS_SLOTS: u32 = 1024;
@@ -50,7 +50,7 @@ const STREAMS_SLOTS: u32 = 1024;
 /// Dimensions of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingShape {
-    /// Bytes of a slot: a multiple of 64 from 128 to 65536.
+    /// Size of a slot in bytes: a multiple of 64 from 128 to 65536.
     pub slot_len: u32,
     /// Number of slots: a multiple of those that fit into 64 KiB.
     pub slots: u32,
@@ -67,7 +67,7 @@ impl RingShape {
         let per_block = BLOCK_LEN / slot_len;
         let slots = u32::try_from(slots)
             .unwrap_or(u32::MAX)
-            .clamp(1, MOST_BYTES / BLOCK_LEN * per_block);
+            .clamp(1, MAX_BYTES / BLOCK_LEN * per_block);
         RingShape {
             slot_len,
             slots: slots.next_multiple_of(per_block),
@@ -84,15 +84,16 @@ impl RingShape {
         )
     }
 
-    /// Returns the longest frame that fits a slot; longer ones wait in the socket.
+    /// Returns the maximum length of a frame that fits a slot; longer ones wait in the socket.
     pub fn frame_len(&self) -> usize {
         self.slot_len.saturating_sub(FRAME_AT) as usize
     }
 
-    /// Returns the bytes of memory that the kernel keeps for the socket while it is open.
+    /// Returns the size of the memory that the kernel keeps for the socket while it is open, in
+    /// bytes.
     ///
     /// # Errors
-    /// `InvalidInput`: the shape is impossible.
+    /// `InvalidInput`: the shape is invalid.
     pub fn bytes(&self) -> io::Result<u32> {
         let RingShape { slot_len, slots } = *self;
         let fits = slot_len.is_multiple_of(LINE) && (2 * LINE..=BLOCK_LEN).contains(&slot_len);
@@ -100,10 +101,13 @@ impl RingShape {
         blocks
             .checked_mul(BLOCK_LEN)
             .filter(|bytes| {
-                (1..=MOST_BYTES).contains(bytes) && slots.is_multiple_of(self.per_block())
+                (1..=MAX_BYTES).contains(bytes) && slots.is_multiple_of(self.per_block())
             })
             .ok_or_else(|| {
-                io::Error::new(io::ErrorKind::InvalidInput, "no shape of a receive ring")
+                io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    "invalid shape of a receive ring",
+                )
             })
     }
 
@@ -122,7 +126,7 @@ impl PacketSocket {
     /// Directs received frames to a ring, as [`PacketSocket::ring`] does.
     ///
     /// # Errors
-    /// `InvalidInput` for an impossible shape, `ENOMEM`, `EBUSY` when the socket has a mapped ring.
+    /// `InvalidInput` for an invalid shape, `ENOMEM`, `EBUSY` when the socket has a mapped ring.
     pub fn set_ring(&self, shape: RingShape) -> io::Result<()> {
         let request = libc::tpacket_req {
             tp_block_size: BLOCK_LEN,
@@ -181,22 +185,22 @@ impl RecvRing {
         })
     }
 
-    /// Receives up to `most` frames in the order of arrival, each from its slot or, through
+    /// Receives up to `max` frames in the order of arrival, each from its slot or, through
     /// `batch`, from the socket, which must be the ring's. Returns the number of frames.
     ///
     /// # Errors
-    /// As for [`PacketSocket::recv_batch`], when the first frame fails. That the interface went
-    /// down is reported only if a frame waits in the socket: see [`PacketSocket::take_error`].
+    /// As for [`PacketSocket::recv_batch`], when the first frame fails. An interface that went down
+    /// is reported only if a frame waits in the socket: see [`PacketSocket::take_error`].
     #[inline]
     pub fn receive(
         &mut self,
         socket: &PacketSocket,
         batch: &mut RecvBatch,
-        most: usize,
+        max: usize,
         mut take: impl FnMut(RawFrame<'_>),
     ) -> io::Result<usize> {
         let mut done = 0;
-        while done < most
+        while done < max
             && let Some(slot) = self.peek(0)
         {
             if !slot.queued {
@@ -205,7 +209,7 @@ impl RecvRing {
                 done += 1;
                 continue;
             }
-            let others = (1..most - done).take_while(|&ahead| {
+            let others = (1..max - done).take_while(|&ahead| {
                 u32::try_from(ahead)
                     .is_ok_and(|ahead| self.peek(ahead).is_some_and(|slot| slot.queued))
             });
@@ -213,8 +217,8 @@ impl RecvRing {
             match socket.recv_some(batch, run) {
                 Ok(count) => {
                     batch.frames().for_each(&mut take);
-                    // A slot without its frame is impossible; release it all the same, so that the
-                    // ring does not stall.
+                    // A slot without its frame is impossible; release it anyway, so that the ring
+                    // does not stall.
                     let count = count.clamp(1, run);
                     self.release(count as u32);
                     done += count;
@@ -258,7 +262,7 @@ impl RecvRing {
         // SAFETY: a slot begins with this header, which the kernel wrote before the status just
         // read; `Acquire` above orders the two. Slots are aligned to cache lines.
         let header = unsafe { at.cast::<libc::tpacket2_hdr>().read() };
-        // SAFETY: the address stands behind the header, at the next multiple of 16, inside of the
+        // SAFETY: the address follows the header, at the next multiple of 16, inside of the
         // smallest slot.
         let sender = unsafe { at.add(HEAD_LEN - mem::size_of::<libc::sockaddr_ll>()) };
         // SAFETY: as above.
@@ -281,7 +285,7 @@ impl RecvRing {
         })
     }
 
-    /// Returns `count` slots, from the head on, to the kernel.
+    /// Returns `count` slots, starting at the head, to the kernel.
     #[inline]
     pub fn release(&mut self, count: u32) {
         for _ in 0..count {
@@ -296,8 +300,8 @@ impl RecvRing {
 impl Drop for RecvRing {
     fn drop(&mut self) {
         let len = self.shape.bytes().unwrap_or(0) as usize;
-        // SAFETY: mapped in `map` with this length; no borrow of it is left. A failure would only
-        // leave it mapped.
+        // SAFETY: mapped in `map` with this length; no borrow of it exists any more. A failure
+        // would only leave it mapped.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), len) };
     }
 }
@@ -365,7 +369,7 @@ mod tests {
         );
         for frame_len in [60, 190, 191, 1514, 9014, usize::MAX] {
             let shape = RingShape::new(usize::MAX, frame_len);
-            assert_eq!(shape.bytes().ok(), Some(MOST_BYTES), "{frame_len}");
+            assert_eq!(shape.bytes().ok(), Some(MAX_BYTES), "{frame_len}");
             assert!(shape.frame_len() >= frame_len.min((BLOCK_LEN - FRAME_AT) as usize));
         }
         for (slot_len, slots) in [

@@ -23,7 +23,7 @@ pub struct SocketOptions {
     pub receive_buffer: usize,
     /// Send buffer to request, in bytes of frames; limited by `net.core.wmem_max` in the same way.
     pub send_buffer: usize,
-    /// Program by which the kernel selects frames, in force from the first frame. Default none.
+    /// Program by which the kernel selects frames, starting with the first one. Default none.
     pub filter: Option<Filter>,
 }
 
@@ -122,9 +122,9 @@ impl PacketSocket {
         bound.map_err(|source| open_error(interface, "bind", source))
     }
 
-    /// Directs received frames to a ring, which [`RecvRing::map`](crate::RecvRing::map) maps. Its
-    /// memory is the kernel's, in addition to the receive buffer, for as long as the socket is
-    /// open. The kernel waits for frames in progress, some 15 ms.
+    /// Directs received frames to a ring, which [`RecvRing::map`](crate::RecvRing::map) maps. The
+    /// kernel keeps its memory, in addition to the receive buffer, for as long as the socket is
+    /// open. The call waits about 15 ms for frames that the kernel is processing.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -221,7 +221,7 @@ impl PacketSocket {
     fn bound_to(&self) -> io::Result<(u32, u16)> {
         let bound = self.socket.local_addr()?;
         // The kernel returns the used part of the address.
-        if bound.family() != libc::AF_PACKET as u16 || (bound.len() as usize) < LEAST_ADDRESS {
+        if bound.family() != libc::AF_PACKET as u16 || (bound.len() as usize) < MIN_ADDRESS_LEN {
             return Err(not_bound());
         }
         // SAFETY: the family says that the storage holds a `sockaddr_ll`, and the fields read are
@@ -247,10 +247,10 @@ impl PacketSocket {
         }
     }
 
-    /// Discards at most `most` frames that wait to be received.
-    pub fn discard(&self, most: usize) {
+    /// Discards at most `max` frames that wait to be received.
+    pub fn discard(&self, max: usize) {
         let mut byte = [mem::MaybeUninit::uninit()];
-        let _ = (0..most).try_for_each(|_| self.socket.recv(&mut byte).map(drop));
+        let _ = (0..max).try_for_each(|_| self.socket.recv(&mut byte).map(drop));
     }
 
     /// Returns the number of the socket's fan-out group.
@@ -336,7 +336,7 @@ fn not_bound() -> io::Error {
 }
 
 /// Bytes of a `sockaddr_ll` up to and including `sll_ifindex`.
-const LEAST_ADDRESS: usize = 8;
+const MIN_ADDRESS_LEN: usize = 8;
 
 /// Returns the address of all frames of `ethertype` on an interface.
 pub(crate) fn address(index: u32, ethertype: u16) -> SockAddr {

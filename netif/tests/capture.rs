@@ -45,10 +45,10 @@ fn next(capture: &mut CaptureSocket) -> Seen {
     }
 }
 
-/// Sends a frame whose bytes from the type on are given, padded to 60 bytes.
-fn send(from: &Node, socket: &PacketSocket, to: &Node, behind: &[u8]) -> Vec<u8> {
+/// Sends a frame of the two addresses and `rest`, which starts with the type, padded to 60 bytes.
+fn send(from: &Node, socket: &PacketSocket, to: &Node, rest: &[u8]) -> Vec<u8> {
     let (src, dst) = (from.interface().mac, to.interface().mac);
-    let mut frame = [&dst.octets()[..], &src.octets(), behind].concat();
+    let mut frame = [&dst.octets()[..], &src.octets(), rest].concat();
     frame.resize(frame.len().max(60), 0);
     let mut batch = SendBatch::new(1);
     batch.head().expect("room")[..frame.len()].copy_from_slice(&frame);

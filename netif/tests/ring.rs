@@ -12,7 +12,7 @@ const SHAPE: RingShape = RingShape {
     slot_len: 256,
     slots: 256,
 };
-/// Longest frame of a slot.
+/// Maximum length of a frame that fits a slot.
 const SHORT: usize = 190;
 
 struct Pair {
@@ -67,14 +67,14 @@ impl Pair {
         assert_eq!(send_all(&self.from, &mut batch), 1);
     }
 
-    /// Receives up to `most` frames; returns their numbers, lengths, and whether they were
+    /// Receives up to `max` frames; returns their numbers, lengths, and whether they were
     /// truncated.
-    fn receive(&mut self, most: usize) -> Vec<(u32, usize, bool)> {
+    fn receive(&mut self, max: usize) -> Vec<(u32, usize, bool)> {
         let mut all = Vec::new();
         let Pair {
             to, ring, batch, ..
         } = self;
-        let count = ring.receive(to, batch, most, |frame| {
+        let count = ring.receive(to, batch, max, |frame| {
             assert_eq!(frame.kind, FrameKind::Host);
             let number = u32::from_be_bytes(frame.bytes[14..18].try_into().unwrap());
             let len = frame.bytes.len();
@@ -127,9 +127,9 @@ fn short_and_long_frames_keep_their_order() {
         // veth delivers before the send returns: all are there.
         assert_eq!(readable(&pair.to, std::time::Duration::ZERO), waiting > 0);
         for _ in 0..roll(4) {
-            let most = roll(80) as usize;
-            let taken = pair.receive(most);
-            assert_eq!(taken.len(), most.min(waiting));
+            let max = roll(80) as usize;
+            let taken = pair.receive(max);
+            assert_eq!(taken.len(), max.min(waiting));
             waiting -= taken.len();
             for frame in taken {
                 assert_eq!(Some(frame), expected.pop_front());

@@ -386,13 +386,13 @@ fn without_net_admin_the_buffers_are_what_the_system_grants() {
         set_capabilities(None, sets).unwrap();
         PacketSocket::open(&interface, TYPE, &SocketOptions::default()).unwrap()
     });
-    let most: usize = std::fs::read_to_string("/proc/sys/net/core/rmem_max")
+    let max: usize = std::fs::read_to_string("/proc/sys/net/core/rmem_max")
         .unwrap()
         .trim()
         .parse()
         .unwrap();
     assert_eq!(
         socket_recv_buffer_size(&socket).unwrap(),
-        2 * most.min(netif::WINDOW_BYTES)
+        2 * max.min(netif::WINDOW_BYTES)
     );
 }

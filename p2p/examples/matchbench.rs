@@ -21,7 +21,7 @@ fn cpu_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// One thread with both ends.
+/// Both ranks of a job, in one thread.
 struct Pair {
     layers: Vec<P2p>,
     a: Comm,
@@ -75,8 +75,7 @@ impl Pair {
         (cpu_time() - start).as_nanos() as f64 / f64::from(MESSAGES)
     }
 
-    /// Posts `count` receives that match no message, and last a receive whose message is sent
-    /// repeatedly.
+    /// Posts `count` receives that match no message, then one whose message is sent repeatedly.
     fn posted(count: usize, wild: bool) -> Pair {
         let pair = Pair {
             last: i32::MAX,

@@ -1,6 +1,6 @@
 //! Measures the time this layer adds to a message of 8 bytes, without the cost of a transport: both
-//! ranks in one thread, over a transport that is a variable. `cargo run --release -p p2p --example
-//! overhead`
+//! ranks in one thread, over a transport that only copies to a variable. `cargo run --release -p
+//! p2p --example overhead`
 //!
 //! Alternates with the bare transport and measures the thread's CPU time, so that the difference is
 //! meaningful on a busy machine.
@@ -13,7 +13,7 @@ use btl::{Btl, Events, Rank, Tx};
 #[path = "../tests/common/variable.rs"]
 mod variable;
 
-/// Copies each message, the minimum that a receiver does.
+/// Copies each message, which is the least that a receiver does.
 struct Take([u8; 64]);
 
 impl Events for Take {

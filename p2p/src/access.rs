@@ -21,7 +21,8 @@ pub struct Remote {
     pub peer: Rank,
     /// Key of the region.
     pub key: u64,
-    /// Address as the peer's [`Exposure`](crate::Exposure) counts.
+    /// Address of the first byte, as numbered by the peer
+    /// ([`Exposure::address`](crate::Exposure::address)).
     pub address: u64,
 }
 
@@ -48,32 +49,35 @@ impl Endpoint {
         }
     }
 
-    /// Starts to read from a peer's memory. Its end is reported: the bytes are there.
+    /// Starts to read from a peer's memory. Its completion is reported when the bytes are in local
+    /// memory.
     ///
     /// # Safety
-    /// `length` bytes at `at` are writable, and not read or written by others, until the end was
-    /// reported, this call returns an error, or the endpoint was closed.
+    /// `at` must be valid for writes of `length` bytes, and the bytes must not be accessed by
+    /// others, until the completion is reported, this call returns an error, or the endpoint is
+    /// closed.
     ///
     /// # Errors
-    /// `InvalidRank`, `PeerFailed`, `Closed`. That the peer refuses is reported.
+    /// `InvalidRank`, `PeerFailed`, `Closed`. A refusal by the peer is reported as the result of
+    /// the completion.
     pub unsafe fn read(
         &self,
         (at, length): (*mut u8, usize),
         from: &Remote,
         cookie: u64,
     ) -> Result<RequestId, Error> {
-        // SAFETY: the caller promises the same.
+        // SAFETY: guaranteed by the caller.
         let memory = unsafe { Memory::to_write(at, length) };
         let what = (Operation::Read, None, Vec::new());
         self.access(memory, (from, length), what, cookie)
     }
 
-    /// Starts to write to a peer's memory. Its end is reported: the bytes are in that memory. With
-    /// `data`, the peer's endpoint reports the write and the number.
+    /// Starts to write to a peer's memory. Its completion is reported when the bytes are in the
+    /// peer's memory. With `data`, the peer's endpoint reports the write and this number.
     ///
     /// # Safety
-    /// `length` bytes at `at` are readable and not written until the end was reported, this call
-    /// returns an error, or the endpoint was closed.
+    /// `at` must be valid for reads of `length` bytes, and the bytes must not change, until the
+    /// completion is reported, this call returns an error, or the endpoint is closed.
     ///
     /// # Errors
     /// As [`read`](Endpoint::read).
@@ -84,19 +88,20 @@ impl Endpoint {
         data: Option<u64>,
         cookie: u64,
     ) -> Result<RequestId, Error> {
-        // SAFETY: the caller promises the same.
+        // SAFETY: guaranteed by the caller.
         let memory = unsafe { Memory::to_read(at, length) };
         let what = (Operation::Write, data, Vec::new());
         self.access(memory, (to, length), what, cookie)
     }
 
-    /// Starts an atomic operation. Its end is reported: it was done, and the values before it are
-    /// at `result`, unless that is null. Operations of all endpoints that share
-    /// [`Regions`](crate::Regions) are atomic towards each other.
+    /// Starts an atomic operation. Its completion is reported when the operation is done and the
+    /// previous values are at `result`, unless that is null. Operations of all endpoints that share
+    /// [`Regions`](crate::Regions) are atomic with respect to each other.
     ///
     /// # Safety
-    /// As many bytes at `result` as the values have are writable, and not accessed by others, until
-    /// the end was reported, this call returns an error, or the endpoint was closed; or it is null.
+    /// `result` must be null or valid for writes of `atomic.length` bytes, which must not be
+    /// accessed by others, until the completion is reported, this call returns an error, or the
+    /// endpoint is closed.
     ///
     /// # Errors
     /// As [`read`](Endpoint::read); `InvalidArgument` for lengths that do not fit.
@@ -121,10 +126,10 @@ impl Endpoint {
         }
         let fetch = !result.is_null();
         let memory = if fetch {
-            // SAFETY: the caller promises the same.
+            // SAFETY: guaranteed by the caller.
             unsafe { Memory::to_write(result, length) }
         } else {
-            // SAFETY: of no bytes.
+            // SAFETY: no bytes are read.
             unsafe { Memory::to_read(result, 0) }
         };
         let operation = Operation::Atomic { op, number, fetch };

@@ -1,6 +1,6 @@
-//! Atomic operations on the memory of endpoints: what each computes.
+//! Definition of the atomic operations on the memory of endpoints.
 
-/// Operation on each value of a peer's memory. The number on the wire is the place in
+/// Operation on each value of a peer's memory. Its number on the wire is its index in
 /// [`ALL`](AtomicOp::ALL).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AtomicOp {
@@ -24,7 +24,7 @@ pub enum AtomicOp {
     LogicalXor,
     /// Bitwise exclusive or.
     BitXor,
-    /// The value stays; its result is returned.
+    /// The value is returned unchanged.
     Read,
     /// The operand replaces it.
     Write,
@@ -89,7 +89,7 @@ impl AtomicOp {
         matches!(self, BitAnd | BitOr | BitXor | SwapMasked)
     }
 
-    /// Returns true if it asks which value is greater.
+    /// Returns true if it compares the order of values.
     fn is_ordering(self) -> bool {
         use AtomicOp::{Max, Min, SwapGreater, SwapGreaterEqual, SwapLess, SwapLessEqual};
         matches!(
@@ -99,7 +99,7 @@ impl AtomicOp {
     }
 }
 
-/// Type of the values. The number on the wire is the place in [`ALL`](AtomicType::ALL).
+/// Type of the values. Its number on the wire is its index in [`ALL`](AtomicType::ALL).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AtomicType {
     /// Signed, 8 bits.
@@ -132,11 +132,11 @@ pub enum AtomicType {
     U128,
 }
 
-/// Size of the longest value, in bytes.
-pub(crate) const LONGEST: usize = 16;
+/// Maximum size of a value, in bytes.
+pub(crate) const MAX_SIZE: usize = 16;
 
-/// The first bytes are a value, in the byte order of the machine.
-pub(crate) type Bytes = [u8; LONGEST];
+/// A value in its first bytes, in the byte order of the machine.
+pub(crate) type Bytes = [u8; MAX_SIZE];
 
 impl AtomicType {
     /// All types, by number.
@@ -199,7 +199,7 @@ macro_rules! common {
             <$t>::from_ne_bytes(own)
         }
         fn bytes(self) -> Bytes {
-            let mut bytes = [0; LONGEST];
+            let mut bytes = [0; MAX_SIZE];
             bytes[..size_of::<$t>()].copy_from_slice(&self.to_ne_bytes());
             bytes
         }
@@ -250,7 +250,7 @@ macro_rules! complex {
     ($($t:ty),*) => {$(
         impl Value for Complex<$t> {
             fn of(bytes: Bytes) -> Self {
-                let mut second = [0; LONGEST];
+                let mut second = [0; MAX_SIZE];
                 let size = size_of::<$t>();
                 second[..size].copy_from_slice(&bytes[size..2 * size]);
                 Complex(<$t>::of(bytes), <$t>::of(second))
@@ -281,7 +281,7 @@ macro_rules! complex {
 }
 complex!(f32, f64);
 
-/// Returns what replaces `value`, or `None` if it stays.
+/// Returns the new value, or `None` if `value` stays.
 pub(crate) fn replacement(
     op: AtomicOp,
     number: AtomicType,

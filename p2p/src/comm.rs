@@ -19,8 +19,8 @@ use crate::types::{RequestId, Source, Status, Tag};
 /// Communicator as in MPI: ranks whose messages are separate from those of other communicators.
 /// Clones refer to one communicator.
 ///
-/// Calls take ranks of the communicator, from 0 on. Messages from one sender to one receiver that
-/// match one receive are received in the order they were sent.
+/// Calls take ranks of the communicator, which start at 0. Messages from one sender to one receiver
+/// that match one receive are received in the order they were sent.
 #[derive(Clone)]
 pub struct Comm {
     pub(crate) inner: Arc<Inner>,
@@ -356,10 +356,10 @@ impl Comm {
     /// [`scope`](Comm::scope) and [`isend_owned`](Comm::isend_owned).
     ///
     /// # Safety
-    /// The bytes are readable and not written until the request is complete:
-    /// [`P2p::wait`](crate::P2p::wait) or a successful test has returned, or the layer was
-    /// finalized. For a request given to [`P2p::free`](crate::P2p::free): until the layer was
-    /// finalized.
+    /// `at` must be valid for reads of `length` bytes, and the bytes must not change, until the
+    /// request is complete: [`P2p::wait`](crate::P2p::wait) or a successful test has returned, or
+    /// the layer is finalized. After [`P2p::free`](crate::P2p::free), this must hold until the
+    /// layer is finalized.
     ///
     /// # Errors
     /// As [`send`](Comm::send).
@@ -398,8 +398,8 @@ impl Comm {
     /// Starts to receive at most `length` bytes, for bindings to other languages.
     ///
     /// # Safety
-    /// The bytes are writable, and not read or written by others, until the request is complete;
-    /// see [`isend_raw`](Comm::isend_raw).
+    /// `at` must be valid for writes of `length` bytes, and the bytes must not be accessed by
+    /// others, until the request is complete as for [`isend_raw`](Comm::isend_raw).
     ///
     /// # Errors
     /// As [`recv`](Comm::recv).
@@ -430,7 +430,7 @@ impl Comm {
         // SAFETY: the promise of `Memory::to_read` holds during this call.
         let body = unsafe { memory.bytes() };
         if !sync && engine.send_fast(to, body) {
-            request.state = State::Over;
+            request.state = State::Complete;
             return Ok(RequestId(engine.protocol.requests.insert(request)));
         }
         engine.submit(to, request).map(RequestId)

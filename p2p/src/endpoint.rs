@@ -18,21 +18,21 @@ use crate::shared::{Shared, bell};
 use crate::types::{RequestId, Stats, TransportAddress};
 
 /// Maximum time that [`Endpoint::close`] takes to send queued messages: no launcher ends a peer
-/// that takes none.
+/// that does not receive them.
 const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Point-to-point layer of a process that belongs to no job.
 ///
-/// Each endpoint has a random *identity*. It numbers its peers by itself, from 1 on, in the order
-/// in which they are added or connect; 0 is the endpoint itself. A peer is added by its identity
-/// and addresses and reached by the first send to it. Peers that were not added are admitted when
-/// they connect, 4096 at a time.
+/// Each endpoint has a random *identity*. It numbers its peers from 1, in the order in which they
+/// are added or connect; 0 is the endpoint itself. A peer is added by its identity and addresses
+/// and reached by the first send to it. Peers that were not added are admitted when they connect,
+/// up to 4096 of them.
 ///
-/// The ends of requests are reported by [`poll`](Endpoint::poll) and [`wait`](Endpoint::wait).
+/// Completed requests are reported by [`poll`](Endpoint::poll) and [`wait`](Endpoint::wait).
 /// Matching, protocols, failures and threads are those of the layer of ranks, with one exception: a
-/// receive from any peer does not fail with a peer, for others may still come.
+/// receive from any peer does not fail with a peer, because others may still connect.
 ///
-/// A clone is the same endpoint.
+/// Clones refer to one endpoint.
 #[derive(Clone)]
 pub struct Endpoint {
     pub(crate) shared: Arc<Shared>,
@@ -47,7 +47,7 @@ impl Context {
     /// All contexts.
     pub const ALL: [Context; 4] = [Context(0), Context(1), Context(2), Context(3)];
 
-    /// Returns the place in [`ALL`](Context::ALL).
+    /// Returns the index in [`ALL`](Context::ALL).
     #[must_use]
     pub fn place(self) -> usize {
         self.0 as usize
@@ -63,9 +63,9 @@ pub struct Target {
     pub context: Context,
     /// Tag.
     pub tag: u64,
-    /// Number that the receiver gets beside the message.
+    /// Number that the receiver gets with the message.
     pub data: Option<u64>,
-    /// The send is over when a receive has taken the message, not when the buffer may be reused.
+    /// The send completes when a receive has taken the message, not when the buffer may be reused.
     pub sync: bool,
 }
 
@@ -85,13 +85,13 @@ pub struct Pattern {
 /// State of a send that was started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
-    /// It is over, and will not be reported.
-    Over,
-    /// Its end will be reported.
+    /// It is complete, and will not be reported.
+    Complete,
+    /// Its completion will be reported.
     Pending(RequestId),
 }
 
-/// Kind of operation that ended.
+/// Kind of operation that completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// A send.
@@ -100,7 +100,7 @@ pub enum Ended {
     Received,
     /// An access to a peer's memory.
     Accessed,
-    /// An access of a peer to memory of this process, which is no request.
+    /// An access of a peer to memory of this process, which has no request.
     Served {
         /// Key of the region.
         key: u64,
@@ -111,12 +111,12 @@ pub enum Ended {
     },
 }
 
-/// A request that is over, or an access of a peer.
+/// A completed request, or an access of a peer.
 #[derive(Clone, Debug)]
 pub struct Completion {
-    /// Name that the caller gave the request; 0 for an access of a peer.
+    /// Number that the caller gave the request; 0 for an access of a peer.
     pub cookie: u64,
-    /// What it was.
+    /// Kind of operation.
     pub ended: Ended,
     /// Number of the sender of a received message, or of the peer of an access.
     pub peer: Option<Rank>,
@@ -126,9 +126,9 @@ pub struct Completion {
     pub tag: u64,
     /// Number that the sender attached.
     pub data: Option<u64>,
-    /// Length of the message, in bytes. If it exceeds the buffer, that holds the beginning.
+    /// Length of the message, in bytes. If it exceeds the buffer, the buffer holds the beginning.
     pub length: usize,
-    /// Failure.
+    /// Error, if it failed.
     pub result: Result<(), Error>,
 }
 
@@ -157,8 +157,9 @@ impl fmt::Debug for Endpoint {
 }
 
 impl Endpoint {
-    /// Opens an endpoint over transports that are open as well ([`btl::PendingPeers`]) and have the
-    /// same identity. Its peers may access what `regions` exposes, which other endpoints may share.
+    /// Opens an endpoint over transports that admit unknown peers ([`btl::PendingPeers`]) and have
+    /// the same identity. Its peers may access the memory that `regions` exposes; other endpoints
+    /// may share `regions`.
     ///
     /// # Errors
     /// [`NotStarted`] returns the transports.
@@ -211,8 +212,8 @@ impl Endpoint {
         addresses
     }
 
-    /// Adds a peer and returns its number. A known identity has the number that it had. Nothing is
-    /// sent: whether the addresses reach the peer is found by the first send.
+    /// Adds a peer and returns its number. A known identity keeps its number. Nothing is sent: the
+    /// first send determines whether the addresses reach the peer.
     ///
     /// # Errors
     /// `InvalidArgument` if there are too many peers.
@@ -239,8 +240,9 @@ impl Endpoint {
     /// Starts to send `length` bytes.
     ///
     /// # Safety
-    /// The bytes are readable and not written until the send is over: this call returns
-    /// [`Sent::Over`] or an error, its end was reported, or the endpoint was closed.
+    /// `at` must be valid for reads of `length` bytes, and the bytes must not change, until the
+    /// send is complete: this call returns [`Sent::Complete`] or an error, the completion is
+    /// reported, or the endpoint is closed.
     ///
     /// # Errors
     /// `InvalidRank`, `PeerFailed`, `Closed`.
@@ -252,7 +254,7 @@ impl Endpoint {
         to: &Target,
         cookie: u64,
     ) -> Result<Sent, Error> {
-        // SAFETY: the caller promises the same.
+        // SAFETY: guaranteed by the caller.
         let memory = unsafe { Memory::to_read(at, length) };
         let mut engine = self.shared.lock();
         let destination = Destination {
@@ -263,7 +265,7 @@ impl Endpoint {
         };
         // SAFETY: the promise of `Memory::to_read` holds during this call.
         if !to.sync && engine.send_fast(destination, unsafe { memory.bytes() }) {
-            return Ok(Sent::Over);
+            return Ok(Sent::Complete);
         }
         let mut request = Request::send(memory, destination, to.sync);
         request.cookie = Some(cookie);
@@ -272,8 +274,8 @@ impl Endpoint {
             .map(|key| Sent::Pending(RequestId(key)))
     }
 
-    /// Sends a short message if that is possible at once; returns false if it is not, or the peer
-    /// is not known.
+    /// Sends a short message if that is possible at once. Returns false if it is not, or if the
+    /// peer is not known.
     #[inline]
     #[must_use]
     pub fn try_send(&self, body: &[u8], to: &Target) -> bool {
@@ -293,8 +295,9 @@ impl Endpoint {
     /// Starts to receive at most `length` bytes.
     ///
     /// # Safety
-    /// The bytes are writable, and not read or written by others, until the end of the receive was
-    /// reported, this call returns an error, or the endpoint was closed.
+    /// `at` must be valid for writes of `length` bytes, and the bytes must not be accessed by
+    /// others, until the completion is reported, this call returns an error, or the endpoint is
+    /// closed.
     ///
     /// # Errors
     /// `InvalidRank`, `PeerFailed`, `Closed`.
@@ -305,7 +308,7 @@ impl Endpoint {
         from: &Pattern,
         cookie: u64,
     ) -> Result<RequestId, Error> {
-        // SAFETY: the caller promises the same.
+        // SAFETY: guaranteed by the caller.
         let memory = unsafe { Memory::to_write(at, length) };
         let mut engine = self.shared.lock();
         let selector = selector(&engine, from)?;
@@ -353,7 +356,7 @@ impl Endpoint {
         (context, claim): (Context, u64),
         cookie: u64,
     ) -> Result<RequestId, Error> {
-        // SAFETY: the caller promises the same.
+        // SAFETY: guaranteed by the caller.
         let memory = unsafe { Memory::to_write(at, length) };
         let selector = Selector {
             context: context.0,
@@ -386,16 +389,16 @@ impl Endpoint {
         Ok(cancelled)
     }
 
-    /// Returns true if the request is over or unknown.
+    /// Returns true if the request is complete or unknown.
     #[must_use]
-    pub fn is_over(&self, request: RequestId) -> bool {
+    pub fn is_complete(&self, request: RequestId) -> bool {
         let engine = self.shared.lock();
         let state = engine.protocol.requests.get(request.0);
-        state.is_none_or(|request| request.state == State::Over)
+        state.is_none_or(|request| request.state == State::Complete)
     }
 
-    /// Polls the transports, then passes what is over to `report`, with the endpoint's lock held.
-    /// Returns the number of events and reports.
+    /// Polls the transports, then passes completed requests and accesses of peers to `report`, with
+    /// the endpoint's lock held. Returns the number of events and reports.
     pub fn poll(&self, mut report: impl FnMut(Completion)) -> usize {
         let mut engine = self.shared.lock();
         let mut count = 0;
@@ -409,23 +412,23 @@ impl Endpoint {
         count
     }
 
-    /// Polls until `over` returns true, or the deadline has passed. Returns what `over` said last.
-    /// `report` gets what is over, as by [`poll`](Endpoint::poll).
+    /// Polls until `done` returns true or the deadline has passed. Returns the last result of
+    /// `done`. `report` is called as by [`poll`](Endpoint::poll).
     pub fn wait(
         &self,
         deadline: Option<Instant>,
         mut report: impl FnMut(Completion),
-        over: impl Fn() -> bool,
+        done: impl Fn() -> bool,
     ) -> bool {
         let ready = |engine: &mut Engine| {
             while let Some(completion) = next(&mut engine.protocol) {
                 report(completion);
             }
-            (over() || engine.protocol.closed).then_some(())
+            (done() || engine.protocol.closed).then_some(())
         };
         let lock = self.shared.lock();
         self.shared.wait_before(lock, None, deadline, ready);
-        over()
+        done()
     }
 
     /// Returns copies of the descriptors that are readable when [`arm`](Endpoint::arm) has
@@ -442,19 +445,19 @@ impl Endpoint {
         self.shared.arm()
     }
 
-    /// Sleeps until an event of a transport or of another thread, at most for this time, which may
-    /// end early.
+    /// Sleeps until an event of a transport or of another thread, at most for this time. May return
+    /// early.
     pub fn sleep(&self, limit: Duration) {
         self.shared.sleep_for(limit);
     }
 
-    /// Makes all threads in [`wait`](Endpoint::wait) call `over` again.
+    /// Makes all threads in [`wait`](Endpoint::wait) call `done` again.
     pub fn wake(&self) {
         self.shared.wake_all();
     }
 
-    /// Sends what is queued, then closes the transports. Requests that are not over are reported
-    /// with `Closed`.
+    /// Sends all queued messages, then closes the transports. Requests that are not complete are
+    /// reported with `Closed`.
     ///
     /// # Errors
     /// `Unflushed` after 10 seconds; the transports are closed nevertheless.

@@ -48,8 +48,8 @@ pub enum Error {
         /// Length of the buffer, in bytes.
         room: usize,
     },
-    /// A peer failed that the request names, or that might have sent the message of an any-source
-    /// receive. The content of the buffer is undefined.
+    /// A peer that the request names, or that might have sent the message of an any-source receive,
+    /// failed. The content of the buffer is undefined.
     #[error("rank {peer} of the job failed: {error}")]
     PeerFailed {
         /// Rank of the peer in the job (not in the communicator).
@@ -85,11 +85,11 @@ pub enum StartError {
     NoAddresses {
         /// The peer's rank.
         peer: Rank,
-        /// Reason returned by the bootstrap.
+        /// Reason given by the bootstrap.
         reason: String,
     },
     /// The processes could not exchange the transports that reach each peer.
-    #[error("agreeing on transports: {0}")]
+    #[error("the processes could not agree on transports: {0}")]
     NoAgreement(String),
     /// No transport reaches a peer.
     #[error("rank {peer} cannot be reached:\n{reasons}")]

@@ -16,7 +16,7 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// Returns the group of these members, each listed once; `None` if the own rank is not a
+    /// Returns the group of these members, each listed once; `None` if this process is not a
     /// member.
     pub(crate) fn of(members: Vec<PeerId>, own: PeerId) -> Option<Group> {
         let mut places: Vec<(PeerId, Rank)> = members.iter().copied().zip(0..).collect();

@@ -58,7 +58,7 @@ pub(crate) struct Label {
     pub(crate) data: Option<u64>,
 }
 
-/// [`Selector::ignore`] of a receive with any tag.
+/// [`Selector::ignore`] of a receive that matches any tag.
 pub(crate) const ANY_TAG: u64 = u64::MAX;
 
 /// Messages that a receive or probe matches.

@@ -36,7 +36,7 @@
 //! | from `one_sided_from`, transport can get | RTS, the receiver gets, FIN | 0 | at FIN |
 //! | from `one_sided_from`, transport can put | RTS, CTS, the sender puts, FIN | 0 | when put |
 //! | other | RTS, CTS, fragments over all rails | 1 at the receiver | when sent |
-//! | to the own rank | copied | 1 or 2 | at once; above 64 KiB when received |
+//! | to this rank itself | copied | 1 or 2 | at once; above 64 KiB when received |
 //!
 //! If a transport refuses a `get` or `put`, the message is sent in fragments. The headers are
 //! specified in `docs/p2p.md` and implemented in [`wire`].
@@ -51,8 +51,8 @@
 //! - *Progress* is made inside calls of any thread ([`P2p::progress`]). A waiting thread spins,
 //!   then yields, then sleeps on the transports' descriptors.
 //! - *Failure*: a peer fails with any of its rails. Requests that name it end with
-//!   [`Error::PeerFailed`]; posted any-source receives do so once, unless the peer left in order. A
-//!   peer that violates the protocol is closed and gets the reason.
+//!   [`Error::PeerFailed`]; posted any-source receives do so once, unless the peer left gracefully.
+//!   A peer that violates the protocol is closed and gets the reason.
 //! - *Threads*: every call may be made from any thread at any time. One lock is taken, once for a
 //!   short message.
 //! - *Panics*: a transport that panics while memory is lent to requests aborts the process.
@@ -97,7 +97,7 @@ pub use config::{Config, Tuning};
 pub use endpoint::{Arrived, Completion, Context, Ended, Endpoint, Pattern, Sent, Target};
 pub use error::{Error, NotStarted, StartError};
 pub use memory::Datum;
-pub use mutual::reach_mark;
+pub use mutual::reach_digest;
 pub use owned::OwnedRequest;
 pub use p2p::P2p;
 pub use regions::{Exposure, Refusal, Regions};

@@ -19,8 +19,8 @@ impl Memory {
     /// Lends memory to a send.
     ///
     /// # Safety
-    /// `length` bytes at `at` are readable and not written until the request made with this memory
-    /// is complete.
+    /// `at` must be valid for reads of `length` bytes, and the bytes must not change, until the
+    /// request made with this memory is complete.
     pub(crate) unsafe fn to_read(at: *const u8, length: usize) -> Memory {
         let dangling = std::ptr::NonNull::dangling().as_ptr();
         Memory {
@@ -33,10 +33,10 @@ impl Memory {
     /// Lends memory to a receive.
     ///
     /// # Safety
-    /// `length` bytes at `at` are writable, and not read or written by others, until the request
-    /// made with this memory is complete.
+    /// `at` must be valid for writes of `length` bytes, and the bytes must not be accessed by
+    /// others, until the request made with this memory is complete.
     pub(crate) unsafe fn to_write(at: *mut u8, length: usize) -> Memory {
-        // SAFETY: the caller guarantees more.
+        // SAFETY: the caller guarantees this and more.
         let memory = unsafe { Memory::to_read(at, length) };
         Memory {
             writable: true,
@@ -62,7 +62,7 @@ impl Memory {
     /// Returns the whole memory of a send as a slice, or an empty one for a receive.
     ///
     /// # Safety
-    /// The slice is used only until the request made with this memory is complete.
+    /// The slice must not be used after the request made with this memory is complete.
     pub(crate) unsafe fn bytes<'a>(self) -> &'a [u8] {
         debug_assert!(!self.writable);
         if self.writable {
@@ -73,7 +73,7 @@ impl Memory {
         unsafe { slice::from_raw_parts(self.at, self.length) }
     }
 
-    /// Copies the part of `bytes` that fits into a receive's memory, from `offset` on.
+    /// Copies the part of `bytes` that fits into a receive's memory at `offset`.
     pub(crate) fn fill(self, offset: usize, bytes: &[u8]) {
         let length = bytes.len().min(self.length.saturating_sub(offset));
         debug_assert!(self.writable);

@@ -1,21 +1,21 @@
-//! Whether reachability is mutual, as it nearly always is: then processes need not exchange it.
+//! Detects whether reachability is mutual, so that processes need to exchange it only if it is not.
 //!
-//! Each process computes a mark over what it reaches, in which each pair of processes has a share
-//! that both compute alike. So the marks of all processes cancel out if and (almost) only if any
-//! two processes that try each other reach each other by the same addresses of the best class of
-//! transports. This finds errors, not lies.
+//! Each process computes a digest of the peers it reaches; each pair contributes a term that both
+//! compute identically. So all digests XOR to 0 if, and almost certainly only if, any two processes
+//! that try each other reach each other by the same addresses of the best class of transports. This
+//! detects faults, not forged digests.
 
 use btl::Rank;
 
 use crate::start::{NOT_TRIED, REACH_BYTES};
 
-/// Returns the mark over [`Reach::best`](crate::Reach::best) of the process of this rank; `None` if
-/// it does not reach all others that it has tried. Two processes either try each other or do not.
-/// Reachability is mutual if no process has `None` and the marks of all have the exclusive or 0.
+/// Returns the digest of [`Reach::best`](crate::Reach::best) of the process of this rank; `None` if
+/// it does not reach all peers that it has tried. Of two processes, both try each other or neither
+/// does. Reachability is mutual if no process has `None` and the digests of all processes XOR to 0.
 #[must_use]
-pub fn reach_mark(rank: Rank, mine: &[u8]) -> Option<u64> {
+pub fn reach_digest(rank: Rank, mine: &[u8]) -> Option<u64> {
     let (mine, _) = mine.as_chunks::<REACH_BYTES>();
-    let mut mark = 0;
+    let mut digest = 0;
     let tried = |(peer, reached): &(Rank, &[u8; _])| *peer != rank && **reached != NOT_TRIED;
     for (peer, reached) in (0..).zip(mine).filter(tried) {
         let reached = u64::from_le_bytes(*reached);
@@ -28,12 +28,12 @@ pub fn reach_mark(rank: Rank, mine: &[u8]) -> Option<u64> {
             mirror(reached)
         };
         let pair = u64::from(rank.min(peer)) << 32 | u64::from(rank.max(peer));
-        mark ^= mix(mix(pair) ^ of_lower);
+        digest ^= mix(mix(pair) ^ of_lower);
     }
-    Some(mark)
+    Some(digest)
 }
 
-/// Swaps the two sides: address `own` reaches address `theirs` becomes the reverse.
+/// Swaps the two sides: `own` reaches `theirs` becomes `theirs` reaches `own`.
 fn mirror(reached: u64) -> u64 {
     let mut mirrored = 0;
     for own in 0..15 {
@@ -78,17 +78,17 @@ mod tests {
         reached.iter().flat_map(|one| one.to_le_bytes()).collect()
     }
 
-    fn marks(all: &[Vec<u64>]) -> Option<u64> {
-        let marks = (0..)
+    fn digests(all: &[Vec<u64>]) -> Option<u64> {
+        let digests = (0..)
             .zip(all)
-            .map(|(rank, mine)| reach_mark(rank, &bytes(mine)));
-        marks.reduce(|sum, mark| Some(sum? ^ mark?)).flatten()
+            .map(|(rank, mine)| reach_digest(rank, &bytes(mine)));
+        digests.reduce(|sum, digest| Some(sum? ^ digest?)).flatten()
     }
 
     #[test]
     fn marks_cancel_out_where_reachability_is_mutual() {
         let usual = all();
-        assert_eq!(marks(&usual), Some(0));
+        assert_eq!(digests(&usual), Some(0));
         for (rank, peer) in [(0, 1), (0, 2), (4, 3)] {
             assert_eq!(mirror(usual[rank][peer]), usual[peer][rank]);
         }
@@ -102,21 +102,21 @@ mod tests {
             }
             let mut one = all();
             one[rank][peer] &= 0xff;
-            assert!(marks(&one).is_some_and(|sum| sum != 0), "{rank} {peer}");
+            assert!(digests(&one).is_some_and(|sum| sum != 0), "{rank} {peer}");
             one[rank][peer] = 0;
-            assert_eq!(marks(&one), None, "{rank} {peer}");
+            assert_eq!(digests(&one), None, "{rank} {peer}");
         }
     }
 
     #[test]
-    fn peers_that_are_not_tried_leave_no_mark() {
+    fn peers_that_are_not_tried_do_not_change_the_digest() {
         let mut some = all();
         let not_tried = u64::from_le_bytes(NOT_TRIED);
         (some[0][3], some[3][0]) = (not_tried, not_tried);
-        assert_eq!(marks(&some), Some(0));
+        assert_eq!(digests(&some), Some(0));
         // One of them has tried the other one.
         some[3][0] = all()[3][0];
-        assert!(marks(&some).is_some_and(|sum| sum != 0));
+        assert!(digests(&some).is_some_and(|sum| sum != 0));
     }
 
     #[test]

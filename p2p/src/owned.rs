@@ -15,8 +15,8 @@ pub struct OwnedRequest {
 }
 
 impl OwnedRequest {
-    /// Keeps the buffer that a request uses until it is complete: if this value is dropped before,
-    /// the engine keeps the buffer; if it is leaked, the buffer is never freed.
+    /// Keeps the buffer of a request until the request is complete: if this value is dropped
+    /// before, the engine keeps the buffer; if it is leaked, the buffer is never freed.
     pub(crate) fn new(layer: &P2p, id: RequestId, buffer: Vec<u8>) -> OwnedRequest {
         OwnedRequest {
             layer: layer.clone(),
@@ -35,14 +35,14 @@ impl OwnedRequest {
     ///
     /// # Errors
     /// `UnknownRequest` after `wait`.
-    pub fn is_over(&self) -> Result<bool, Error> {
-        self.layer.is_over(self.id)
+    pub fn is_complete(&self) -> Result<bool, Error> {
+        self.layer.is_complete(self.id)
     }
 
     /// Cancels the request, see [`P2p::cancel`].
     ///
     /// # Errors
-    /// As [`is_over`](OwnedRequest::is_over).
+    /// As [`is_complete`](OwnedRequest::is_complete).
     pub fn cancel(&self) -> Result<bool, Error> {
         self.layer.cancel(self.id)
     }
@@ -53,7 +53,7 @@ impl Drop for OwnedRequest {
         if let Some(buffer) = self.buffer.take() {
             let mut engine = self.layer.shared.lock();
             if engine.cancel(self.id.0) == Ok(false)
-                && engine.protocol.is_over(self.id.0) == Ok(false)
+                && engine.protocol.is_complete(self.id.0) == Ok(false)
             {
                 engine.protocol.kept.push((self.id.0, buffer));
             }

@@ -20,7 +20,7 @@ pub struct P2p {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// Index of a request in a list, and its result.
+/// Index of a request in a list, with its result.
 type Indexed = (usize, Result<Status, Error>);
 
 impl P2p {
@@ -39,8 +39,8 @@ impl P2p {
         addresses
     }
 
-    /// Starts the layer: makes every peer reachable. `addresses` is called once for each peer
-    /// except the own rank.
+    /// Starts the layer: makes every peer reachable. `addresses` is called once for each other
+    /// rank.
     ///
     /// # Errors
     /// [`NotStarted`] returns the transports. The main cause is a peer that no transport reaches;
@@ -57,8 +57,8 @@ impl P2p {
     ///
     /// One direction alone may work if one process lacks locked memory, for example, and runs
     /// without that transport. `agree` exchanges the reachability between processes. It returns
-    /// `None` if [`Reach::best`] is mutual for all of them ([`reach_mark`](crate::reach_mark)
-    /// finds that out); else the [`REACH_BYTES`](crate::REACH_BYTES) of [`Reach::all`] that each
+    /// `None` if [`Reach::best`] is mutual for all of them ([`reach_digest`](crate::reach_digest)
+    /// detects that); otherwise the [`REACH_BYTES`](crate::REACH_BYTES) of [`Reach::all`] that each
     /// rank reported for this one. All processes must call it once, unless a peer has no addresses.
     ///
     /// # Errors
@@ -72,14 +72,14 @@ impl P2p {
         P2p::start_with(setup, |peer| Some(addresses(peer)), Some(Box::new(agree)))
     }
 
-    /// Starts the layer as [`start_agreed`](P2p::start_agreed) does, but reaches only the peers
-    /// that are near. Another one is reached when this process sends it a message, posts a receive
-    /// that names it, or has a connection of it; meanwhile these wait. One that no transport
-    /// reaches fails.
+    /// Starts the layer as [`start_agreed`](P2p::start_agreed) does, but reaches only near peers
+    /// ([`AddressBook::is_near`]). Any other peer is reached on first use: when this process sends
+    /// it a message, posts a receive that names it, or gets a connection from it. These wait until
+    /// then. A peer that no transport reaches fails.
     ///
     /// All transports but those within the node must report peers that have connected
-    /// ([`btl::PendingPeers`]). Between peers that are not near there is no agreement: one that
-    /// uses a transport by which this process does not reach it fails with the reason.
+    /// ([`btl::PendingPeers`]). Between peers that are not near there is no agreement: a peer that
+    /// uses a transport over which this process does not reach it fails, with the reason.
     ///
     /// # Errors
     /// As [`start_agreed`](P2p::start_agreed), for the peers that are near.
@@ -100,7 +100,7 @@ impl P2p {
         agree: Option<Agree<'_>>,
     ) -> Result<P2p, NotStarted> {
         let config = setup.config.clone();
-        // First: nothing may fail after the agreement.
+        // Created first, because nothing may fail after the agreement.
         let bell = match shared::bell() {
             Ok(bell) => bell,
             Err(what) => {
@@ -162,7 +162,8 @@ impl P2p {
     }
 
     /// Polls all transports. Returns the number of events. Programs that compute for a long time
-    /// should call it now and then, or in a separate thread; other calls poll by themselves.
+    /// should call it now and then, or in a separate thread; other calls make progress by
+    /// themselves.
     pub fn progress(&self) -> usize {
         let mut engine = self.shared.lock();
         if engine.protocol.closed {
@@ -175,16 +176,16 @@ impl P2p {
     /// Sends queued messages, then closes all transports. Requests that are not complete end with
     /// `Closed`.
     ///
-    /// It waits for peers that have no room for their messages, because they compute, for as long
-    /// as that takes. Peers that have failed are not waited for.
+    /// While a peer computes and so has no room for its messages, this waits for as long as that
+    /// takes. It does not wait for peers that have failed.
     ///
     /// # Errors
-    /// None at present.
+    /// None currently.
     pub fn finalize(self) -> Result<(), Error> {
         self.close(None)
     }
 
-    /// Sends queued messages, then closes all transports, at the deadline in any case.
+    /// Sends queued messages, then closes all transports, at the latest at the deadline.
     ///
     /// # Errors
     /// `Unflushed` at the deadline.
@@ -226,27 +227,27 @@ impl P2p {
     ///
     /// # Errors
     /// `UnknownRequest`; not the error of the request.
-    pub fn is_over(&self, request: RequestId) -> Result<bool, Error> {
-        let over = |engine: &mut Engine| {
-            let over = engine.protocol.is_over(request.0);
-            (over != Ok(false)).then_some(over)
+    pub fn is_complete(&self, request: RequestId) -> Result<bool, Error> {
+        let complete = |engine: &mut Engine| {
+            let complete = engine.protocol.is_complete(request.0);
+            (complete != Ok(false)).then_some(complete)
         };
         self.shared
-            .attempt(Some(request.0), over)
+            .attempt(Some(request.0), complete)
             .unwrap_or(Ok(false))
     }
 
     /// Waits until one of the requests is complete. Returns its index and result; `None` for an
     /// empty list.
     pub fn waitany(&self, requests: &[RequestId]) -> Option<Indexed> {
-        let first = |engine: &mut Engine| all_over(engine, requests).next();
+        let first = |engine: &mut Engine| take_complete(engine, requests).next();
         (!requests.is_empty()).then(|| self.shared.wait_until(self.shared.lock(), None, first))
     }
 
     /// Like [`waitany`](P2p::waitany), without waiting. `None` if none is complete.
     pub fn testany(&self, requests: &[RequestId]) -> Option<Indexed> {
         self.shared
-            .attempt(None, |engine| all_over(engine, requests).next())
+            .attempt(None, |engine| take_complete(engine, requests).next())
     }
 
     /// Waits until at least one of the requests is complete. Returns all that are, with their
@@ -256,8 +257,8 @@ impl P2p {
             return Vec::new();
         }
         let some = |engine: &mut Engine| {
-            let over: Vec<Indexed> = all_over(engine, requests).collect();
-            (!over.is_empty()).then_some(over)
+            let complete: Vec<Indexed> = take_complete(engine, requests).collect();
+            (!complete.is_empty()).then_some(complete)
         };
         self.shared.wait_until(self.shared.lock(), None, some)
     }
@@ -266,7 +267,7 @@ impl P2p {
     pub fn testsome(&self, requests: &[RequestId]) -> Vec<Indexed> {
         let mut engine = self.shared.lock();
         engine.poll(None);
-        all_over(&mut engine, requests).collect()
+        take_complete(&mut engine, requests).collect()
     }
 
     /// Waits until all requests are complete. Returns the results in order.
@@ -277,9 +278,9 @@ impl P2p {
     /// Returns the results of all requests in order if all are complete; otherwise takes none.
     pub fn testall(&self, requests: &[RequestId]) -> Option<Vec<Result<Status, Error>>> {
         self.shared.attempt(None, |engine| {
-            let open = |request: &RequestId| engine.protocol.is_over(request.0) == Ok(false);
+            let open = |request: &RequestId| engine.protocol.is_complete(request.0) == Ok(false);
             (!requests.iter().any(open)).then(|| {
-                all_over(engine, requests)
+                take_complete(engine, requests)
                     .map(|(_, result)| result)
                     .collect()
             })
@@ -310,14 +311,14 @@ impl P2p {
                 "the buffer of this request is borrowed: wait for the request instead of freeing it",
             ));
         }
-        engine.protocol.is_over(request.0)?;
+        engine.protocol.is_complete(request.0)?;
         engine.protocol.detach(request.0);
         Ok(())
     }
 }
 
 /// Takes the results of the completed requests.
-fn all_over(engine: &mut Engine, requests: &[RequestId]) -> impl Iterator<Item = Indexed> {
-    let over = |(at, id): (usize, &RequestId)| Some((at, engine.protocol.take(id.0)?));
-    requests.iter().enumerate().filter_map(over)
+fn take_complete(engine: &mut Engine, requests: &[RequestId]) -> impl Iterator<Item = Indexed> {
+    let complete = |(at, id): (usize, &RequestId)| Some((at, engine.protocol.take(id.0)?));
+    requests.iter().enumerate().filter_map(complete)
 }

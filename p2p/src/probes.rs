@@ -9,15 +9,15 @@ use crate::engine::Transports;
 use crate::ids::TransportId;
 use crate::types::TransportAddress;
 
-/// Longest time that a start waits for answers of peers. Nodes whose CPUs are overloaded may take
-/// some hundreds of milliseconds for one.
+/// Maximum time that a start waits for answers of peers. Nodes whose CPUs are overloaded may take
+/// hundreds of milliseconds to answer.
 const PROBES: Duration = Duration::from_secs(2);
-/// Time that it waits for other transports to a peer that one transport reaches. Over a router,
-/// for example, raw Ethernet never answers.
+/// Time after which it no longer waits for further transports to a peer that one transport reaches.
+/// Over a router, for example, raw Ethernet never answers.
 const OTHERS: Duration = Duration::from_millis(350);
-/// Maximum time between two polls that counts as a wait for answers: a process that computes
-/// meanwhile does not see them.
-const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+/// Maximum time between two polls that counts as waiting for answers: a process that computes in
+/// between does not see them.
+const MAX_PAUSE: Duration = Duration::from_millis(100);
 /// A transport of this process, and the index and value of a peer's address of its kind.
 pub(crate) type Pair<'a> = (TransportId, u8, &'a TransportAddress);
 
@@ -42,22 +42,23 @@ pub(crate) fn pairs<'a>(
     pairs
 }
 
-/// Probes of peers, by all transports at once: first of the pairs of addresses that are used if all
-/// of them answer, later also of the others of peers that have not answered.
+/// Probes of peers over all transports at once: first each peer's preferred pairs, in which each
+/// transport and address occurs once; after [`OTHERS`], the remaining pairs of peers that have not
+/// answered.
 #[derive(Debug)]
 pub(crate) struct Probes {
     /// The peers with their addresses.
     pub(crate) peers: Vec<(Rank, Vec<TransportAddress>)>,
-    /// Time that they have taken, without pauses between polls.
+    /// Time that they have taken; a longer pause between polls counts as [`MAX_PAUSE`].
     waited: Duration,
     last_poll: Option<Instant>,
-    /// Longest time that they take.
+    /// Maximum time that they take.
     pub(crate) limit: Duration,
-    /// Probes without an answer so far, and those that are not tried yet.
+    /// Pairs without an answer so far, and those that are not tried yet.
     awaited: Vec<Probed>,
     others: Vec<Probed>,
-    /// Probes that are over.
-    over: Vec<Probed>,
+    /// Pairs whose probe is complete.
+    done: Vec<Probed>,
     reached: HashSet<Rank>,
     is_again: bool,
 }
@@ -73,7 +74,7 @@ struct Probed {
 }
 
 impl Probes {
-    /// Prepares the probes of these peers. `own` is the rank of this process.
+    /// Creates the probes of these peers. `own` is the rank of this process.
     pub(crate) fn new(
         transports: &Transports,
         peers: Vec<(Rank, Vec<TransportAddress>)>,
@@ -103,18 +104,18 @@ impl Probes {
             limit: PROBES,
             awaited,
             others,
-            over: Vec::new(),
+            done: Vec::new(),
             reached: HashSet::new(),
             is_again: false,
         }
     }
 
-    /// Advances the probes without waiting. Returns true if all have answered, or the rest is not
-    /// worth a wait.
+    /// Advances the probes without waiting. Returns true if all have answered, or if it is time to
+    /// stop waiting.
     pub(crate) fn poll(&mut self, transports: &mut Transports) -> bool {
         let Probes {
             peers,
-            over,
+            done,
             reached,
             ..
         } = self;
@@ -129,13 +130,13 @@ impl Probes {
                 reached.insert(*peer);
             }
             if found != Probe::Awaited {
-                over.push(*probed);
+                done.push(*probed);
             }
             found == Probe::Awaited
         });
         let now = Instant::now();
         if let Some(last) = self.last_poll.replace(now) {
-            self.waited += now.saturating_duration_since(last).min(LONGEST_PAUSE);
+            self.waited += now.saturating_duration_since(last).min(MAX_PAUSE);
         }
         let waited = self.waited;
         if waited >= OTHERS {
@@ -150,7 +151,7 @@ impl Probes {
         self.awaited.is_empty() || waited >= self.limit
     }
 
-    /// Begins again, once, if a transport had reached a peer: it does not any more.
+    /// Starts again, once, if a transport had reached a peer and no longer does.
     pub(crate) fn again(self, transports: &Transports, own: Rank) -> Option<Probes> {
         let is_first = !self.is_again && !self.reached.is_empty();
         is_first.then(|| Probes {
@@ -161,10 +162,10 @@ impl Probes {
         })
     }
 
-    /// Returns whether a pair of the first peer need not be waited for: its probe is over, or no
-    /// probe has reached the peer.
-    pub(crate) fn is_over(&self, transport: TransportId, address: u8) -> bool {
+    /// Returns true if a pair of the first peer need not be waited for: its probe is complete, or
+    /// no probe has reached the peer.
+    pub(crate) fn is_settled(&self, transport: TransportId, address: u8) -> bool {
         let is_it = |probed: &Probed| (probed.transport, probed.address) == (transport, address);
-        self.reached.is_empty() || self.over.iter().any(is_it)
+        self.reached.is_empty() || self.done.iter().any(is_it)
     }
 }

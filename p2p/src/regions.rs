@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
-use crate::atomics::{AtomicOp, AtomicType, LONGEST, replacement};
+use crate::atomics::{AtomicOp, AtomicType, MAX_SIZE, replacement};
 use crate::memory::Memory;
 
 /// Memory to be exposed.
@@ -18,7 +18,7 @@ pub struct Exposure {
     pub at: *mut u8,
     /// Length, in bytes.
     pub length: usize,
-    /// Address by which peers name the first byte.
+    /// Address that peers use for the first byte.
     pub address: u64,
     /// Peers may read it.
     pub readable: bool,
@@ -29,14 +29,14 @@ pub struct Exposure {
 /// Reason why a process refuses an access to its memory, which was not touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// There is no region with this key.
+    /// The process has no region with this key.
     #[error("it has no region with this key")]
     UnknownKey,
-    /// The region may not be accessed so.
+    /// The region does not allow this access.
     #[error("the region does not allow this access")]
     NotAllowed,
-    /// A part is outside of the region.
-    #[error("a part is outside of the region")]
+    /// A part of the access is outside the region.
+    #[error("a part of the access is outside the region")]
     Outside,
     /// The operation does not exist for these values.
     #[error("there is no such operation")]
@@ -56,7 +56,8 @@ impl Refusal {
         refusal.map_or(0, |refusal| refusal as u16 + 1)
     }
 
-    /// Returns what a number on the wire says; an error if it is unknown.
+    /// Returns the refusal for a number on the wire; `None` for 0; an error if the number is
+    /// unknown.
     pub(crate) fn of_status(status: u16) -> Result<Option<Refusal>, u16> {
         match usize::from(status).checked_sub(1) {
             None => Ok(None),
@@ -65,7 +66,7 @@ impl Refusal {
     }
 }
 
-/// A part of a peer's memory.
+/// Part of the memory of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) key: u64,
@@ -113,8 +114,9 @@ impl Regions {
     /// Exposes memory. Returns false if the key is in use.
     ///
     /// # Safety
-    /// Until [`withdraw`](Regions::withdraw) has returned, the memory that peers name is valid, and
-    /// tolerates to be read and written by other threads, as the rights say.
+    /// Until [`withdraw`](Regions::withdraw) returns, the memory must be valid for the accesses
+    /// that the rights allow, and the program must tolerate that other threads make them at any
+    /// time.
     pub unsafe fn expose(&self, key: u64, memory: Exposure) -> bool {
         let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
         match all.entry(key) {
@@ -145,7 +147,7 @@ impl Regions {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checks an access. Returns whether it is to be reported.
+    /// Checks an access. Returns true if it is to be reported.
     pub(crate) fn check(&self, place: &Place, rights: Rights) -> Result<bool, Refusal> {
         let all = self.read_lock();
         find(&all, place, rights)?;
@@ -182,7 +184,7 @@ impl Regions {
         Ok(())
     }
 
-    /// Copies between a place of the own process and memory of a request, of the same length.
+    /// Copies between a place of this process and memory of a request, of equal length.
     pub(crate) fn copy_own(&self, place: &Place, memory: Memory) -> Result<(), Refusal> {
         let all = self.read_lock();
         let reads = memory.is_writable();
@@ -203,8 +205,8 @@ impl Regions {
         Ok(())
     }
 
-    /// Applies an atomic operation to each value of a place, and passes what was there to `before`.
-    /// `operands` has as many bytes for each operand as the place.
+    /// Applies an atomic operation to each value of a place, and appends the previous values to
+    /// `before`. `operands` has as many bytes for each operand as the place.
     pub(crate) fn update(
         &self,
         place: &Place,
@@ -219,19 +221,19 @@ impl Regions {
         {
             return Err(Refusal::Unsupported);
         }
-        // For writing: other endpoints may share the memory.
+        // Locked for writing, because other endpoints may share the memory.
         let all = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let at = find(&all, place, rights)?;
         let (first, second) = operands.split_at(place.length.min(operands.len()));
         let of = |operands: &[u8], offset: usize| {
-            let mut value = [0; LONGEST];
+            let mut value = [0; MAX_SIZE];
             if let Some(bytes) = operands.get(offset..offset + size) {
                 value[..size].copy_from_slice(bytes);
             }
             value
         };
         for offset in (0..place.length).step_by(size) {
-            let mut value = [0; LONGEST];
+            let mut value = [0; MAX_SIZE];
             // SAFETY: the range was checked, and is valid while the registry is locked.
             unsafe { value.as_mut_ptr().copy_from(at.add(offset), size) };
             before.extend_from_slice(&value[..size]);

@@ -41,7 +41,7 @@ impl<'scope> Scope<'scope, '_> {
         dst: Rank,
         tag: i32,
     ) -> Result<Pending<'scope>, Error> {
-        // SAFETY: borrowed for 'scope, which ends after `run` has seen the request's end.
+        // SAFETY: borrowed for 'scope, which ends after `run` has seen the request's completion.
         let memory = unsafe { Memory::to_read(buffer.as_ptr(), buffer.len()) };
         let id = self.comm.isend_memory(memory, dst, tag, (false, true))?;
         Ok(self.pending(id))
@@ -151,7 +151,7 @@ impl Pending<'_> {
     }
 }
 
-/// Cancels or waits for open requests, also if the function panics.
+/// Cancels or waits for open requests, even if the function panics.
 struct Guard<'a> {
     layer: &'a P2p,
     open: &'a RefCell<Vec<RequestId>>,

@@ -27,7 +27,7 @@ use crate::group::Group;
 use crate::ids::{PeerId, TransportId};
 use crate::types::Status;
 
-/// Polls between two looks at the clock while there are events.
+/// Number of polls between two readings of the clock while there are events.
 const POLLS_PER_CLOCK: u32 = 64;
 
 #[derive(Debug)]
@@ -40,9 +40,9 @@ struct Inner {
     others: bool,
     /// Number of ended requests when a thread last fell asleep or was woken.
     ended_seen: u64,
-    /// Number of the engine's polls then.
+    /// Number of the engine's polls at that time.
     polls_seen: u32,
-    /// Number of things then that no event announces.
+    /// Amount of work at that time that no event announces.
     polled_seen: usize,
     /// Copies of the transports' descriptors; `None` until they are needed.
     descriptors: Option<Arc<Vec<OwnedFd>>>,
@@ -66,17 +66,17 @@ pub(crate) struct Shared {
     pub(crate) world: Arc<Group>,
 }
 
-/// Makes the descriptor that wakes the sleeper.
+/// Creates the descriptor that wakes the sleeper.
 pub(crate) fn bell() -> Result<OwnedFd, String> {
     let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-    bell.map_err(|error| format!("no event descriptor: {error}"))
+    bell.map_err(|error| format!("cannot create an event descriptor: {error}"))
 }
 
 impl Shared {
     pub(crate) fn new(engine: Engine, bell: OwnedFd, config: &Config) -> Result<Shared, String> {
         let protocol = &engine.protocol;
         let world = Group::of(protocol.peers.ids().collect(), protocol.own);
-        let world = world.ok_or("the own rank is not one of the job")?;
+        let world = world.ok_or("this process's rank is not in the job")?;
         let inner = Inner {
             engine,
             sleeper: false,
@@ -112,7 +112,7 @@ impl Shared {
     #[cold]
     fn lock_slow(&self) -> Lock<'_> {
         self.contended.fetch_add(1, Ordering::Relaxed);
-        // A panic with the lock held either aborted the process or left no request behind.
+        // After a panic with the lock held, the process was aborted or had no request.
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         self.contended.fetch_sub(1, Ordering::Relaxed);
         Lock::new(self, inner)
@@ -125,7 +125,8 @@ impl Shared {
         self.wait_until(lock, hint, |engine| engine.protocol.take(key))
     }
 
-    /// Spins until the direct receive is complete. It becomes a posted receive if it takes longer.
+    /// Spins until the direct receive is complete. If that takes too long, it becomes a posted
+    /// receive.
     #[inline]
     pub(crate) fn wait_direct(
         &self,
@@ -138,7 +139,7 @@ impl Shared {
             let events = lock.poll(hint);
             match lock.protocol.direct_found() {
                 Found::Nothing => {}
-                Found::Over(result) => return result,
+                Found::Complete(result) => return result,
                 Found::Posted(key) => return self.finish(lock, key),
             }
             let spins = events != 0 || idle.step() == Step::Spin;
@@ -212,9 +213,10 @@ impl Shared {
             if let Some(result) = ready(&mut lock) {
                 return Some(result);
             }
-            // The clock costs as much as a poll. Events of others may go on for any time.
-            let looks = idle.step != Step::Spin || polls.is_multiple_of(POLLS_PER_CLOCK);
-            if looks && deadline.is_some_and(|at| at <= Instant::now()) {
+            // Reading the clock costs as much as a poll. Events for other requests may continue for
+            // any time.
+            let reads_clock = idle.step != Step::Spin || polls.is_multiple_of(POLLS_PER_CLOCK);
+            if reads_clock && deadline.is_some_and(|at| at <= Instant::now()) {
                 return None;
             }
             if self.contended.load(Ordering::Relaxed) != 0 {
@@ -248,7 +250,7 @@ impl Shared {
     /// Wakes the waiting threads, so that they check their requests.
     pub(crate) fn wake_all(&self) {
         let mut lock = self.lock();
-        // Looks like a completed request to them.
+        // Waiting threads take it for a completed request.
         lock.protocol.ended += 1;
     }
 }

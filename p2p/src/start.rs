@@ -19,17 +19,17 @@ const MIN_BANDWIDTH_FRACTION: u64 = 8;
 /// Minimum of [`Config::unexpected_bytes`].
 const MIN_UNEXPECTED: usize = 64 << 10;
 
-/// First and longest pause between two polls for answers.
+/// First and maximum pause between two polls for answers.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(1));
 
 /// Bytes for each rank in the exchange of [`P2p::start_agreed`](crate::P2p::start_agreed).
 ///
-/// They have four bits for each address of the reporting process, from the first one on: 0, or 1
+/// They have four bits for each address of the reporting process, beginning with the first: 0, or 1
 /// plus the index of the other process's address that its transport reaches.
 pub const REACH_BYTES: usize = 8;
 /// Maximum number of addresses of a process in that exchange.
 const MAX_REACH: u8 = 15;
-/// Bytes of a peer that is not tried at the start, in that exchange. They are no valid indices.
+/// Bytes of a peer that is not tried at the start, in that exchange. They are not valid indices.
 pub const NOT_TRIED: [u8; REACH_BYTES] = [0xff; REACH_BYTES];
 
 /// Reachability of all ranks from a process, for [`P2p::start_agreed`](crate::P2p::start_agreed).
@@ -37,8 +37,8 @@ pub const NOT_TRIED: [u8; REACH_BYTES] = [0xff; REACH_BYTES];
 pub struct Reach {
     /// [`REACH_BYTES`] for each rank.
     pub all: Vec<u8>,
-    /// [`REACH_BYTES`] for each rank, without transports that are not used if the others work in
-    /// both directions: those of a lower class, such as Ethernet below shared memory.
+    /// [`REACH_BYTES`] for each rank, without transports of a lower class, such as Ethernet below
+    /// shared memory: they are not used if the others work in both directions.
     pub best: Vec<u8>,
 }
 
@@ -61,7 +61,7 @@ pub(crate) type Agree<'a> = Box<dyn FnOnce(&Reach) -> Result<Option<Vec<u8>>, St
 struct Offer {
     transport: TransportId,
     info: PeerInfo,
-    /// Indices of the two addresses among those of this process, and of the peer.
+    /// Indices of the two addresses, among those of this process and of the peer.
     own_address: u8,
     peer_address: u8,
 }
@@ -97,7 +97,7 @@ impl Reached {
             .to_le_bytes()
     }
 
-    /// Returns the least exclusivity of the best class of transports that reach the peer.
+    /// Returns the minimum exclusivity of the best class of transports that reach the peer.
     fn class_limit(&self) -> Option<u32> {
         let exclusivity = self.offers.iter().map(|offer| offer.info.exclusivity);
         exclusivity.max().map(|best| best.div_ceil(2))
@@ -232,7 +232,7 @@ fn connect(
         std::thread::sleep(pause);
         pause = (2 * pause).min(PAUSES.1);
     }
-    // All peers first, so that the results can be exchanged.
+    // All peers are reached first, so that the results can be exchanged.
     for (peer, theirs) in probes.peers {
         reached[peer as usize] = reach(transports, peer, (&theirs, own.rank() < peer), |_, _| true);
     }
@@ -262,7 +262,7 @@ fn connect(
                 transport: "self".into(),
                 used: true,
                 path: None,
-                reason: "the own rank: copied within the process".into(),
+                reason: "this rank itself: copied within the process".into(),
             });
             continue;
         }
@@ -295,9 +295,9 @@ pub(crate) fn reasons(reports: &[PathReport]) -> String {
 
 /// Tries each transport with the peer's addresses of its kind until it reaches one.
 ///
-/// Both sides try the pairs in one order, that of the lower rank's transports first, and so find
-/// equal pairs, provided that reachability is mutual. Pairs for which `answered` returns false are
-/// not tried.
+/// Both sides try the pairs in the same order, sorted by the lower rank's transports, so both find
+/// the same pairs if reachability is mutual. Pairs for which `answered` returns false are not
+/// tried.
 pub(crate) fn reach(
     transports: &mut Transports,
     peer: Rank,
@@ -386,14 +386,14 @@ fn own_address(transports: &Transports, id: TransportId) -> Option<u8> {
 
 /// Chooses the rails of a peer, the primary first.
 ///
-/// Only transports of the highest exclusivity are used. The primary is the one of least latency;
-/// others are added if they have enough bandwidth.
+/// Only transports of the highest exclusivity are used. The primary is the one with the lowest
+/// latency; others are added if they have enough bandwidth.
 pub(crate) fn choose(transports: &Transports, reached: &mut Reached) -> Vec<Rail> {
     let Reached {
         offers, reports, ..
     } = reached;
     let mut chosen: Vec<&Offer> = offers.iter().collect();
-    // Both sides must break ties by one rule.
+    // Both sides must break ties by the same rule.
     chosen.sort_by_key(|offer| {
         let places = (offer.own_address, offer.peer_address);
         let order = (places.0.min(places.1), places.0.max(places.1));

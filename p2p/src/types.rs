@@ -22,23 +22,24 @@ pub struct Setup {
     pub rank: Rank,
     /// Number of ranks in the job.
     pub size: u32,
-    /// The transports, in no particular order. Messages to the own rank need none.
+    /// The transports, in any order. Messages to this rank itself need none.
     pub transports: Vec<Box<dyn Btl>>,
     /// Configuration.
     pub config: Config,
 }
 
-/// Addresses of the peers of a large job, which are looked up when they are used, see
+/// Addresses of the peers of a large job, which are looked up when the peers are used; see
 /// [`P2p::start_lazily`](crate::P2p::start_lazily).
 pub trait AddressBook: fmt::Debug + Send {
-    /// Returns whether the start reaches a peer, as those of this node: shared memory knows nothing
-    /// of a process that was not added. Two processes must agree on whether they reach each other.
+    /// Returns true if the peer is reached at the start, as the peers on this node must be: the
+    /// shared-memory transport does not see processes that were not added. Both processes of a pair
+    /// must return equal results.
     fn is_near(&self, peer: Rank) -> bool;
 
     /// Returns the addresses of a peer. It is called once for each peer, with the layer locked.
     ///
     /// # Errors
-    /// The reason why there are none, which fails the peer.
+    /// The reason why there are no addresses, which fails the peer.
     fn addresses(&mut self, peer: Rank) -> Result<Vec<TransportAddress>, String>;
 
     /// Returns the reasons why a peer cannot be reached, to which it may add further ones, such as
@@ -47,7 +48,7 @@ pub trait AddressBook: fmt::Debug + Send {
         reasons
     }
 
-    /// Takes the results of all transports for a peer that is not near.
+    /// Receives the results of all transports for a peer that is not near.
     fn reached(&mut self, paths: &[PathReport]) {
         let _ = paths;
     }
@@ -89,8 +90,8 @@ pub(crate) fn narrow(tag: u64) -> i32 {
     tag as i32
 }
 
-/// Description of a message that was received or probed. For sends: the own rank, the tag, and the
-/// length sent.
+/// Description of a message that was received or probed. For sends: this process's rank, the tag,
+/// and the length sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
     /// Rank of the sender in the communicator.
@@ -125,7 +126,7 @@ pub struct Stats {
     pub eager_sent: u64,
     /// Eager messages sent from the program's memory, without a copy.
     pub held_sent: u64,
-    /// Messages to the own rank.
+    /// Messages to this rank itself.
     pub self_sent: u64,
     /// Messages that a peer copied into a published receive.
     pub posted_received: u64,
@@ -157,7 +158,7 @@ pub struct Stats {
     pub skew_on: u64,
     /// Times that this process was no longer late.
     pub skew_off: u64,
-    /// Times that a peer reported to be late.
+    /// Times that a peer reported that it is late.
     pub skewed_peers: u64,
     /// Peers that failed.
     pub failed_peers: u64,
@@ -170,7 +171,7 @@ pub struct Stats {
 pub struct PathReport {
     /// Rank of the peer in the job.
     pub peer: Rank,
-    /// [`Btl::name`]; `self` for the own rank.
+    /// [`Btl::name`]; `self` for this rank itself.
     pub transport: String,
     /// The transport is a rail of the peer.
     pub used: bool,

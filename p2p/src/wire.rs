@@ -6,7 +6,7 @@ use crate::atomics::{AtomicOp, AtomicType};
 pub const EAGER_LENGTH: usize = 12;
 /// Length of the longest header, in bytes.
 pub(crate) const MAX_HEADER: usize = 52;
-/// Largest tag that needs no extension of the header, and the largest between ranks.
+/// Maximum tag that needs no extension of the header, and maximum tag between ranks.
 pub(crate) const NARROW: u32 = i32::MAX as u32;
 
 pub(crate) const EAGER: u8 = 1;
@@ -36,7 +36,7 @@ const WRITE: u8 = 1;
 const FIRST_ATOMIC: u8 = 16;
 /// Flag of `CTS`: the body is a key to put to.
 const PUT: u8 = 1;
-/// Flag of `FIN`: from the sender, everything was put.
+/// Flag of `FIN`: it is from the sender, which has put everything.
 const WRITTEN: u8 = 1;
 /// Flag of `CREDIT`: send RTS only.
 const RTS_ONLY: u8 = 1;
@@ -45,7 +45,7 @@ const LATE: u8 = 1;
 
 /// Maximum length of the reason in a `Bye`, in bytes.
 pub(crate) const MAX_REASON: usize = 256;
-/// Maximum length of a message, in bytes: what one buffer can hold.
+/// Maximum length of a message, in bytes: that of a buffer.
 const MAX_LENGTH: u64 = isize::MAX as u64;
 
 /// The fields shared by `Eager` and `Rts`.
@@ -71,10 +71,10 @@ impl Sequenced {
     }
 }
 
-/// Access to memory of the addressee.
+/// Access to the addressee's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// What is done.
+    /// Operation.
     pub operation: Operation,
     /// The initiator's request.
     pub request: u64,
@@ -84,16 +84,16 @@ pub struct Access {
     pub address: u64,
     /// Length of the access, in bytes.
     pub length: u64,
-    /// `Write`: place of the body in it; otherwise 0.
+    /// `Write`: offset of the body in the access; otherwise 0.
     pub offset: u64,
     /// Number for the addressee; `Write` only.
     pub data: Option<u64>,
 }
 
-/// What an access does.
+/// Operation of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// The bytes come back in the result.
+    /// The result returns the bytes.
     Read,
     /// The body is written.
     Write,
@@ -146,7 +146,7 @@ pub enum Header {
     Credit {
         /// Number of bytes.
         amount: u32,
-        /// From now on the sender sends RTS instead of eager messages with a body.
+        /// The sender must now send RTS instead of eager messages with a body.
         rts_only: bool,
     },
     /// The receiver is late, or no longer late.
@@ -156,13 +156,14 @@ pub enum Header {
     },
     /// The sender of this header has closed the peer. The body contains the reason.
     Bye,
-    /// Access to memory of the addressee. Between endpoints only.
+    /// Access to the addressee's memory. Between endpoints only.
     Access(Access),
-    /// Answer to an access. The body has the bytes of a read from `offset` on, or the old values.
+    /// Answer to an access. The body has the bytes of a read starting at `offset`, or the old
+    /// values.
     Result {
         /// The addressee's request.
         request: u64,
-        /// Place of the body in a read; otherwise 0.
+        /// Offset of the body in a read; otherwise 0.
         offset: u64,
         /// 0, or the number of a refusal.
         status: u16,
@@ -172,7 +173,7 @@ pub enum Header {
 /// Bytes that are not a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// Wrong length for its kind, or no header at all.
+    /// Wrong length for its kind, or too short for a header.
     #[error("a header of {0} bytes")]
     Length(usize),
     /// Unknown kind.

@@ -74,10 +74,10 @@ pub(crate) struct ShmAddress {
 /// An address is malformed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AddressError {
-    #[error("the address is not one of this transport")]
+    #[error("it is not an address of this transport")]
     Foreign,
     #[error(
-        "the address is of version {0}, this program speaks version {VERSION}: use one build throughout the job"
+        "the address has version {0}, this program uses version {VERSION}: use one build for all processes of the job"
     )]
     Version(u64),
     #[error("the address is truncated or malformed")]
@@ -173,7 +173,8 @@ impl ShmAddress {
 }
 
 /// Returns the FNV-1a hash, which distinguishes jobs and detects damage. It does not prevent
-/// forgery, which would gain nothing: a process that may open our files may do anything to us.
+/// forgery, which would gain nothing: a process that may open this process's files may do anything
+/// to it.
 pub(crate) fn sum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)

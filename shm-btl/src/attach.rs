@@ -45,18 +45,18 @@ pub(crate) fn eligible(
 ) -> Result<(), String> {
     let their = &address.node;
     if address.job != job {
-        return Err("the address is of another job".into());
+        return Err("the address is that of another job".into());
     }
     if address.rank != rank {
-        return Err(format!("the address is rank {}'s", address.rank));
+        return Err(format!("the address is that of rank {}", address.rank));
     }
     if their.boot != node.boot {
         return Err("it runs on another node".into());
     }
     if their.net_ns != node.net_ns {
         return Err(
-            "it runs in another network namespace, which counts as another node: virtual clusters \
-             want it so"
+            "it runs in another network namespace, which counts as another node (as in a virtual \
+             cluster)"
                 .into(),
         );
     }
@@ -76,7 +76,7 @@ pub(crate) fn eligible(
     Ok(())
 }
 
-/// A peer's files, which were checked to be the peer's.
+/// Files of a peer, whose owner was checked.
 #[derive(Debug)]
 pub(crate) struct Files {
     data: SharedFile<OwnedFd>,
@@ -91,7 +91,7 @@ pub(crate) struct Files {
 impl Files {
     /// Opens the files that the address names.
     pub(crate) fn open(address: &ShmAddress, layout: &Layout) -> Result<Files, String> {
-        // Open the process first, then check its identity: what holds now stays true of this
+        // The process is opened before its identity is checked, so the result stays valid for this
         // descriptor.
         let pidfd = open_process(address.pid)?;
         if start_time(address.pid).ok() != Some(address.started) {
@@ -227,8 +227,8 @@ fn open(pid: u32, fd: u32, what: &str, kind: FileType, flags: OFlags) -> Result<
     let path = format!("/proc/{pid}/fd/{fd}");
     let failed = |error: Errno| match error {
         Errno::ACCESS | Errno::PERM => format!(
-            "the system does not let us open {path} ({what}): both processes must be of one user and neither may be \
-             protected from it (set-uid programs and PR_SET_DUMPABLE are)"
+            "no permission to open {path} ({what}): both processes must run as the same user, and \
+             neither may be non-dumpable (set-uid program, PR_SET_DUMPABLE)"
         ),
         error => format!("opening {path} ({what}): {error}"),
     };
@@ -284,8 +284,8 @@ fn advice(error: CmaError, address: &ShmAddress, node: &NodeView) -> String {
         }
         (CmaError::Refused(_), Some(scope)) => {
             return format!(
-                "kernel.yama.ptrace_scope is {scope}; set it to 0, or to 1 if it is more (3 stays \
-                 until the next boot)"
+                "kernel.yama.ptrace_scope is {scope}; set it to 0, or to 1 if it is higher (3 \
+                 stays until the next boot)"
             );
         }
         (error, _) => return error.to_string(),

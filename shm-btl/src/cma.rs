@@ -3,7 +3,7 @@
 
 use std::io;
 
-/// Why a copy ended early.
+/// Reason why a copy ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum CmaError {
     /// The process has ended.
@@ -38,7 +38,8 @@ type Call = unsafe extern "C" fn(
 /// on error.
 ///
 /// # Safety
-/// `local` is writable for `length` bytes, and nothing else uses it meanwhile.
+/// `local` must be valid for writes of `length` bytes, and nothing else may access them during the
+/// call.
 pub(crate) unsafe fn read(
     pid: u32,
     local: *mut u8,
@@ -52,7 +53,7 @@ pub(crate) unsafe fn read(
 /// Copies `length` bytes at `local` to `remote` of process `pid`.
 ///
 /// # Safety
-/// `local` is readable for `length` bytes, and nothing changes it meanwhile.
+/// `local` must be valid for reads of `length` bytes, and nothing may change them during the call.
 pub(crate) unsafe fn write(
     pid: u32,
     local: *const u8,
@@ -72,7 +73,7 @@ pub(crate) unsafe fn write(
 }
 
 /// # Safety
-/// `local` is valid for `length` bytes in the direction of `call`.
+/// `local` must be valid for reads or writes of `length` bytes, depending on `call`.
 unsafe fn copy(
     call: Call,
     pid: u32,
@@ -136,7 +137,7 @@ impl Probe {
         core::ptr::from_ref(self).expose_provenance() as u64
     }
 
-    /// Reads a peer's nonce and writes to its target. Returns false if another nonce is there.
+    /// Reads a peer's nonce and writes to its target. Returns false if the nonce differs.
     pub(crate) fn try_on(pid: u32, address: u64, nonce: [u64; 2]) -> Result<bool, CmaError> {
         let mut found = [0u64; 2];
         // SAFETY: the local array is 16 bytes, and ours.

@@ -14,10 +14,10 @@ pub struct ShmConfig {
     pub size: u32,
     /// Name of the job; processes of other jobs are refused.
     pub job: String,
-    /// Identity of an open transport ([`btl::PendingPeers`]), by which peers know it instead of a
-    /// rank. Not 0.
+    /// Identity of an open transport ([`btl::PendingPeers`]), which peers use instead of a rank.
+    /// Not 0.
     pub identity: Option<u64>,
-    /// Sizes from which a message is copied once.
+    /// Minimum sizes of messages that are copied once.
     pub thresholds: Thresholds,
     /// Long messages are copied once, by the kernel, where the system allows it. If false, they are
     /// copied twice, through shared memory, and neither side uses cross-memory attach.
@@ -38,7 +38,7 @@ impl ShmConfig {
     }
 
     /// Returns the configuration of an open transport with defaults. It reaches open transports
-    /// with an equal `key`. Its own number is 0.
+    /// with an equal `key`. This process's number is 0.
     pub fn open(identity: u64, key: impl Into<String>) -> Self {
         ShmConfig {
             identity: Some(identity),

@@ -13,15 +13,16 @@
 //!     yes: contested, waits                    yes: takes the claim back, ends
 //! ```
 //!
-//! Each word has one writer, which claims first and checks then: with the fences between, of two
-//! sides that claim the last chunk concurrently at least one sees the other. The sender then
-//! withdraws its claim; the receiver waits for the outcome, and copies the chunk if the claim was
-//! withdrawn. So no chunk is copied twice or omitted. Nothing is written after the receiver has
-//! found the message complete: it has then claimed everything that the sender has not done, which a
-//! later claim of the sender sees, or opened the next offer in that word, which has another id.
+//! Each word has one writer, which first claims and then checks. Because of the fences in between,
+//! if two sides claim the last chunk concurrently, at least one sees the other's claim. The sender
+//! then withdraws its claim; the receiver waits for the outcome, and copies the chunk if the claim
+//! was withdrawn. So no chunk is copied twice or omitted. Nothing is written after the receiver has
+//! found the message complete: it has then claimed every chunk that the sender has not copied,
+//! which a later claim of the sender sees, or it has opened the next offer in that word, under
+//! another id.
 //!
 //! There is a ring of [`PLACES`] such words, so that the next message can start while the last
-//! chunk of one is still being written.
+//! chunk of the previous one is still being written.
 //!
 //! # Corruption
 //! The words select *which* chunks of an agreed range are copied, never their address. Corruption
@@ -30,10 +31,10 @@
 use crate::Corruption;
 use shmem::sync::{AtomicU64, Ordering, fence};
 
-/// Maximum number of offers of one process to another at a time.
+/// Maximum number of open offers of one process to another.
 pub(crate) const PLACES: usize = if cfg!(loom) { 1 } else { 8 };
 /// Maximum number of chunks of an offer.
-pub(crate) const MOST: u32 = u16::MAX as u32;
+pub(crate) const MAX_CHUNKS: u32 = u16::MAX as u32;
 
 /// Returns the index of the word of an offer.
 pub(crate) fn place(id: u32) -> usize {
@@ -56,7 +57,7 @@ pub(crate) enum Next {
     /// Check again later: the sender is copying the last chunks.
     Wait,
     /// All chunks are copied, or (after [`Offer::stop`]) the sender writes nothing more.
-    Over,
+    Done,
 }
 
 /// The receiver's side of a message.
@@ -71,7 +72,7 @@ pub(crate) struct Offer {
 }
 
 impl Offer {
-    /// Opens an offer of this many chunks, 1 to [`MOST`], under an id that is the next one of its
+    /// Opens an offer of this many chunks, 1 to [`MAX_CHUNKS`], under an id that is the next of its
     /// word.
     pub(crate) fn open(mine: &AtomicU64, id: u32, chunks: u32) -> Offer {
         // SYNC POINT claim: the sender does nothing more for the previous id in this word.
@@ -111,7 +112,7 @@ impl Offer {
         let (claimed, done) = self.share(theirs)?;
         let missing = self.chunks - self.front + u32::from(self.contested);
         Ok(match missing {
-            _ if done >= missing => Some(Next::Over),
+            _ if done >= missing => Some(Next::Done),
             _ if claimed >= missing => Some(Next::Wait),
             _ => None,
         })
@@ -151,7 +152,7 @@ impl Offer {
         fence(Ordering::SeqCst);
     }
 
-    /// Returns true if the receiver has to wait for the sender now.
+    /// Returns true if the receiver must wait for the sender now.
     pub(crate) fn waits(&self, theirs: &AtomicU64) -> bool {
         matches!(self.settled(theirs), Ok(Some(Next::Wait)))
     }
@@ -163,23 +164,23 @@ impl Offer {
     }
 }
 
-/// Copies chunks from the back on the sender's side, at most `most` of them. `done` is the number
+/// Copies chunks from the back on the sender's side, at most `limit` of them. `done` is the number
 /// returned by earlier calls for this offer. `copy` copies one chunk, or returns false to leave it
 /// to the receiver. Returns the number of chunks done, and whether there may be more to do.
 pub(crate) fn help(
     (id, chunks): (u32, u32),
-    (mut done, most): (u32, u32),
+    (mut done, limit): (u32, u32),
     mine: &AtomicU64,
     theirs: &AtomicU64,
     mut copy: impl FnMut(u32) -> bool,
 ) -> (u32, bool) {
-    let end = done.saturating_add(most);
+    let end = done.saturating_add(limit);
     let is_free = |claims: u32| {
         let word = theirs.load(Ordering::Acquire);
         word >> 32 == u64::from(id)
             && (word & u64::from(u32::MAX)) + u64::from(claims) <= u64::from(chunks)
     };
-    while done < chunks.min(MOST) && is_free(done + 1) {
+    while done < chunks.min(MAX_CHUNKS) && is_free(done + 1) {
         if done == end {
             return (done, true);
         }
@@ -215,7 +216,7 @@ mod tests {
         for chunk in 0..3 {
             assert_eq!(offer.next(&receiver, &sender), Ok(Next::Copy(chunk)));
         }
-        assert_eq!(offer.next(&receiver, &sender), Ok(Next::Over));
+        assert_eq!(offer.next(&receiver, &sender), Ok(Next::Done));
         assert_eq!(
             help((1, 3), ALL, &sender, &receiver, |_| panic!("all is done")),
             (0, false)
@@ -239,8 +240,8 @@ mod tests {
         assert_eq!(copied, [5, 4, 3, 2]);
         assert_eq!(offer.next(&receiver, &sender), Ok(Next::Copy(0)));
         assert_eq!(offer.next(&receiver, &sender), Ok(Next::Copy(1)));
-        assert_eq!(offer.next(&receiver, &sender), Ok(Next::Over));
-        let never = |_| panic!("no chunk is left");
+        assert_eq!(offer.next(&receiver, &sender), Ok(Next::Done));
+        let never = |_| panic!("all chunks are done");
         assert_eq!(
             help((4, 6), (done, 2), &sender, &receiver, never),
             (4, false)
@@ -274,7 +275,7 @@ mod tests {
             true
         });
         assert_eq!((helped, copied), (3, vec![4, 3, 2]));
-        assert_eq!(offer.next(&receiver, &sender), Ok(Next::Over));
+        assert_eq!(offer.next(&receiver, &sender), Ok(Next::Done));
     }
 
     #[test]
@@ -285,7 +286,7 @@ mod tests {
         assert!(!offer.waits(&sender));
         assert_eq!(offer.next(&receiver, &sender), Ok(Next::Copy(0)));
         assert_eq!(offer.next(&receiver, &sender), Ok(Next::Copy(1)));
-        assert_eq!(offer.next(&receiver, &sender), Ok(Next::Over));
+        assert_eq!(offer.next(&receiver, &sender), Ok(Next::Done));
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! Distance of a peer's core, measured by the time it takes to fetch a line that the peer has just
 //! written.
 //!
-//! Cores that share a cache transfer a line in 20–60 ns, others in 80 ns and more. The topology
-//! does not show which: processes move, and the processors of a virtual machine move as well. From
-//! a far core it is several times slower to fetch modified lines out of the writer's cache than to
-//! read memory, so long messages are then written past the caches
+//! Cores that share a cache transfer a line in 20–60 ns, others in 80 ns or more. The topology does
+//! not show which: processes move, and the processors of a virtual machine move as well. From a far
+//! core it is several times slower to fetch modified lines out of the writer's cache than to read
+//! memory, so long messages are then written past the caches
 //! ([`Bytes::store_uncached`](shmem::Bytes::store_uncached)). Without that, two copies of 64 KiB
 //! dropped from 60 to 16 Gbit/s whenever a virtual machine's two processors were far apart.
 
@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 use shmem::cache::wait_for_loads;
 
 /// Maximum latency of a line from a near core. Measured: cores 80 to 105 ns apart are 1.7 times as
-/// fast through the caches, cores 110 ns and more apart are twice as fast past them.
+/// fast through the caches, cores 110 ns or more apart are twice as fast past them.
 const NEAR: Duration = Duration::from_nanos(107);
 
-/// Number of lines per timed one: reading the clock three times costs as much as copying 2 KiB.
+/// One of this many lines is timed: reading the clock three times costs as much as copying 2 KiB.
 const EVERY: u8 = 8;
 
 /// The latest measurements of one peer.

@@ -15,7 +15,7 @@
 //!   PairHead    consumed: messages from `rank` that the owner has consumed
 //!               writing: state of the owner as sender to `rank`
 //!               offers: messages from `rank` that both copy (`coop.rs`)
-//!               shares: what the owner has copied of messages to `rank`
+//!               shares: chunks of messages to `rank` that the owner has copied
 //!   slots       messages to `rank`: one line each
 //!   ring        bytes of messages to `rank` that do not fit into a line
 //! ```
@@ -34,7 +34,7 @@ use shmem::{LINE, Words};
 pub(crate) const POST_PLACES: usize = if cfg!(loom) { 3 } else { 64 };
 /// Number of words of an encoded [`ShmAddress`](crate::address::ShmAddress).
 pub(crate) const ADDRESS_WORDS: usize = if cfg!(loom) { 1 } else { 19 };
-/// Maximum number of peers that an open transport has at a time; fewer in unit tests.
+/// Maximum number of simultaneous peers of an open transport; fewer in unit tests.
 pub(crate) const OPEN_PEERS: usize = if cfg!(loom) {
     1
 } else if cfg!(test) {
@@ -44,7 +44,7 @@ pub(crate) const OPEN_PEERS: usize = if cfg!(loom) {
 };
 /// Number of refused peers that are remembered.
 pub(crate) const REFUSED: usize = if cfg!(loom) { 1 } else { 64 };
-/// Number of peers that ask an open transport for a connection at a time.
+/// Maximum number of peers that ask an open transport for a connection at once.
 #[cfg(not(loom))]
 pub(crate) const REQUESTS: usize = 64;
 /// Alignment of slot and ring offsets in bytes. The ring of a model has only a few bytes.
@@ -55,7 +55,7 @@ pub(crate) const ALIGN: usize = if cfg!(loom) { 1 } else { LINE };
 #[derive(Debug)]
 pub(crate) struct Apart<T>(pub(crate) T);
 
-/// Identifies the file. Written before another process has it.
+/// Identifies the file. Written before another process opens it.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct About {
@@ -187,9 +187,9 @@ const CHUNK: usize = 32 << 10;
 /// Distance of two chunks: the body, and a long header in a separate line.
 #[cfg(not(loom))]
 pub(crate) const CHUNK_STRIDE: usize = (CHUNK + 2 * LINE).next_multiple_of(PAGE);
-/// Length of the longest message, in bytes.
+/// Maximum length of a message, in bytes.
 #[cfg(not(loom))]
-pub(crate) const LONGEST: usize = CHUNK + btl::MAX_HEADER;
+pub(crate) const MAX_MESSAGE: usize = CHUNK + btl::MAX_HEADER;
 
 /// Sizes of a process's files. They follow from the number of ranks.
 #[cfg(not(loom))]

@@ -17,11 +17,11 @@
 //! ```
 //!
 //! # Long messages
-//! From the threshold of the CPUs' cache relation on ([`Thresholds`]), a message is copied once, by
-//! the kernel (a `get`); from 48 KiB on the sender concurrently copies a part of it. Below the
-//! threshold, or where the system allows no cross-memory attach, it is copied twice, through chunks
-//! of shared memory. The sender does not wait for a late receiver: up to the longest message of
-//! this transport, it may copy to a chunk and continue (`eager_skewed`).
+//! If its length reaches the threshold of the CPUs' cache relation ([`Thresholds`]), a message is
+//! copied once, by the kernel (a `get`); at 48 KiB or more the sender concurrently copies a part of
+//! it. Below the threshold, or where the system allows no cross-memory attach, it is copied twice,
+//! through chunks of shared memory. The sender does not wait for a late receiver: it may copy to a
+//! chunk and continue (`eager_skewed`), up to the maximum length of a message of this transport.
 //!
 //! # Trust
 //! A process writes only its own data file; others map it read-only. A value that a peer wrote is
@@ -37,7 +37,7 @@
 //!
 //! # Cleaning up
 //! Memory files and pipes have no name. Peers open them as `/proc/PID/fd/N`, which the kernel
-//! allows to processes that may trace the owner. They are gone with the last process that has them
+//! allows to processes that may trace the owner. They disappear with the last process that has them
 //! open, however it ends.
 
 // The models drive the protocols, not the transport around them.

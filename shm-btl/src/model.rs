@@ -2,9 +2,10 @@
 //! steps, with every value that the memory model lets a load return. Run them with
 //! `RUSTFLAGS="--cfg loom" cargo test -p shm-btl --lib --target-dir target/loom loom`.
 //!
-//! The models are sharp: omitting or weakening an ordering, the fence, or a comparison of the real
-//! code makes one of them fail, with two exceptions: Release and Acquire of a claim word when it is
-//! posted. A sender has those of `posted` before; they matter for a word that is posted again.
+//! The models are sensitive: omitting or weakening an ordering, the fence, or a comparison of the
+//! real code makes one of them fail. The two exceptions are Release and Acquire of a claim word
+//! when it is posted: a sender already has those of `posted`; they matter for a word that is posted
+//! again.
 //!
 //! The light fence is a full one here, because the model cannot express what `membarrier(2)` does
 //! to the other side. Loom executes read-modify-writes, such as claims, in program order.
@@ -292,7 +293,7 @@ fn envelope(context: u32, tag: i32) -> u64 {
     encode(Envelope { context, tag })
 }
 
-/// Lets rank `me` claim a receive for a message of this tag; returns the address to which it would
+/// Claims a receive as rank `me` for a message of this tag. Returns the address to which it would
 /// write.
 fn fill(me: u32, tag: i32, sides: &Sides, mine: &PairHead, theirs: &PairHead) -> Option<u64> {
     let claimed = claim(
@@ -493,7 +494,7 @@ fn both_copy(name: &str, chunks: u32, preemptions: usize, fails: Option<u32>) {
                     // SAFETY: the model checks it.
                     Next::Copy(chunk) => unsafe { buffer.store(chunk as usize, &[id as u8]) },
                     Next::Wait => thread::yield_now(),
-                    Next::Over => break,
+                    Next::Done => break,
                 }
             }
             // SAFETY: the model checks it.

@@ -6,8 +6,8 @@ use std::collections::VecDeque;
 use shmem::Bytes;
 
 /// Number of chunks that are used in rotation: together as large as a second-level cache. A chunk
-/// that is reused at once is still in the cache of the core that has read it, and each line has to
-/// be fetched from there while that core reads the next chunk. Windows of 64 KiB were 1.3 × faster
+/// that is reused at once is still in the cache of the core that has read it, and each line must be
+/// fetched from there while that core reads the next chunk. Windows of 64 KiB were 1.3 × faster
 /// with rotation (docs/performance.md).
 const ROTATION: u32 = if cfg!(loom) { 2 } else { 16 };
 
@@ -15,7 +15,7 @@ const ROTATION: u32 = if cfg!(loom) { 2 } else { 16 };
 #[derive(Debug)]
 pub(crate) struct Pool {
     chunks: Vec<Bytes>,
-    /// Free chunks of the first [`ROTATION`]; the one freed first is used next.
+    /// Free chunks among the first [`ROTATION`]; the one freed first is used next.
     rotation: VecDeque<u32>,
     /// The other free chunks, used when those are exhausted. The last freed one is used next, so
     /// that the number of chunks that occupy memory does not exceed those in use at a time.

@@ -1,13 +1,13 @@
 //! Posted receives that senders fill by themselves: the side that arrives later copies (LiMIC,
 //! section 4.3).
 //!
-//! # Difference to the paper
-//! LiMIC keeps request queues and completion queues in the kernel, behind one lock each (section
-//! 4.4). Here a process could be stopped or killed while it holds a lock. So there is none: a
-//! sender claims the entry of a receive by one compare-and-swap on its *claim word*, copies without
-//! holding anything, and completes by a message in its own queue to the receiver (`FILLED`), which
-//! is ordered and wakes the receiver. A process that stops in the middle delays only the receive it
-//! has claimed.
+//! # Difference from the paper
+//! LiMIC keeps request queues and completion queues in the kernel, each protected by a lock
+//! (section 4.4). Here a process could be stopped or killed while it holds a lock. So there is
+//! none: a sender claims the entry of a receive by one compare-and-swap on its *claim word*, copies
+//! without holding anything, and completes by a message in its own queue to the receiver
+//! (`FILLED`), which is ordered and wakes the receiver. A process that stops in the middle delays
+//! only the receive it has claimed.
 //!
 //! # The claim word
 //! ```text
@@ -22,15 +22,15 @@
 //! - *No message overtakes an older one.* A sender claims only when the receiver's count of
 //!   consumed messages has reached the last one it sent (`SYNC POINT consumed`): the callbacks have
 //!   returned, and such a callback has withdrawn the receive that the message matched. The sender
-//!   sends nothing meanwhile, so this stays true.
+//!   sends nothing in between, so this stays true.
 //! - *No receive overtakes an older one.* A sender first reads the number of posts and ignores
 //!   those that come later. All with lower numbers were posted before (`SYNC POINT posted`), so it
 //!   cannot find a younger one and miss an older one posted at a place that it had passed already.
-//! - *The descriptor is the claim's.* Address and length are read before the swap, and the swap
-//!   expects the number. The owner writes the descriptor again only after it has itself taken the
-//!   word out of `posted`, so a successful swap proves that the descriptor belonged to that number
-//!   (`SYNC POINT claim`).
-//! - *Withdrawn or taken, not both.* Owner and senders change the word out of `posted` by
+//! - *The descriptor belongs to the claim.* Address and length are read before the swap, and the
+//!   swap expects the number. The owner writes the descriptor again only after it has itself
+//!   changed the word from `posted`, so a successful swap proves that the descriptor belonged to
+//!   that number (`SYNC POINT claim`).
+//! - *Withdrawn or taken, not both.* Owner and senders change the word from `posted` by
 //!   compare-and-swap only.
 //!
 //! # Corruption and death
@@ -208,8 +208,8 @@ impl PostedQueue {
         if found & STATE == TAKEN && found & NUMBER == record.number && eligible {
             return Claim::By(by);
         }
-        // SYNC POINT claim: a sender that swaps after this fails; one that swapped before shows in
-        // its `copying`.
+        // SYNC POINT claim: a sender that swaps after this fails; one that swapped before is
+        // visible in its `copying`.
         self.claims[record.place].swap(0, Ordering::SeqCst);
         Claim::Void
     }
@@ -221,9 +221,9 @@ impl PostedQueue {
         (word != POSTED | record.number).then(|| self.judge(record, word))
     }
 
-    /// Handles the message of rank `by` that it has filled a receive, and removes the receive.
-    /// Returns an error if `by` cannot have filled it, and `Ok(None)` if the receive is gone, which
-    /// happens to honest processes only by corruption of a claim word.
+    /// Handles the report of rank `by` that it has filled a receive, and removes the receive.
+    /// Returns an error if `by` cannot have filled it, and `Ok(None)` if the receive no longer
+    /// exists, which happens to honest processes only by corruption of a claim word.
     pub(crate) fn filled(
         &mut self,
         id: u64,
@@ -238,7 +238,7 @@ impl PostedQueue {
             };
         };
         if record.source.is_some_and(|source| source != by) {
-            return Err("it filled a receive of another source");
+            return Err("it filled a receive that selects another source");
         }
         match self.claimant(&record) {
             Some(Claim::By(other)) if other != by && confirms(Some(other), id) => {
@@ -358,7 +358,7 @@ pub(crate) fn claim(
 ) -> Option<Claimed> {
     // SYNC POINT posted
     let posted = common.posted.0.load(Ordering::Acquire);
-    // An honest owner uses each entry at most once; a corrupt one must not keep us here.
+    // An honest owner uses each entry at most once; a corrupt one must not extend the loop.
     for _ in 0..POST_PLACES {
         let mut best: Option<(usize, u64, u64)> = None;
         for (place, (claim, line)) in claims.iter().zip(&common.posts).enumerate() {
@@ -400,7 +400,7 @@ pub(crate) fn claim(
     None
 }
 
-/// Ends the connection to a peer: it starts no copy into this process's memory any more, and
+/// Ends the connection to a peer: the peer starts no further copy into this process's memory, and
 /// delivers nothing that it copies from there. `mine` is the process's own words for the peer.
 pub(crate) fn revoke(mine: &PairHead) {
     mine.writing.0.end.store(END_BROKEN, Ordering::Release);

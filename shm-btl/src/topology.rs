@@ -1,5 +1,5 @@
 //! Caches and sockets that CPUs share, from sysfs; the relation of two processes by the CPUs they
-//! may run on; and the sizes from which one copy is faster than two (hybrid paper, section 4.1).
+//! may run on; and the sizes above which one copy is faster than two (hybrid paper, section 4.1).
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// Closest resource that the CPUs of two processes share, in the worst case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Relation {
-    /// A cache of the second level or further out.
+    /// A cache of the second level or higher.
     SharedCache,
     /// A socket, but no cache.
     SameSocket,
@@ -31,8 +31,8 @@ impl fmt::Display for Relation {
     }
 }
 
-/// Length from which a message is copied once by the kernel instead of twice through shared memory.
-/// Below it, the system call costs more than the second copy.
+/// Minimum length of a message that is copied once by the kernel instead of twice through shared
+/// memory. Below it, the system call costs more than the second copy.
 ///
 /// The defaults lie far above the paper's: a call with its page look-ups costs one to two
 /// microseconds, and its copy reaches half the bandwidth with today's mitigations, while two copies
@@ -93,7 +93,7 @@ impl Default for Topology {
     }
 }
 
-/// Highest valid CPU number; a file with a larger one is malformed.
+/// Maximum CPU number; a file with a larger one is malformed.
 const MAX_CPU: u32 = 65_535;
 
 impl Topology {
@@ -158,7 +158,7 @@ impl Topology {
     }
 }
 
-/// Returns the CPUs of the largest cache from the second level on that `cpu` belongs to.
+/// Returns the CPUs of the largest cache of the second level or higher to which `cpu` belongs.
 fn largest_cache(dir: &Path, cpu: u32) -> Option<CpuSet> {
     let mut best: Option<(u32, CpuSet)> = None;
     for index in 0..16 {

@@ -108,8 +108,8 @@ fn a_killed_process_leaves_nothing_and_the_others_continue() {
         }
         processes[0].child.kill().expect("running");
         let killed = Instant::now();
-        // The remaining rank detects it as well, and leaves in order, perhaps before we have read
-        // everything that the dead one sent.
+        // The remaining rank detects it as well, and leaves gracefully, possibly before this
+        // process has read everything that the dead one sent.
         let failure =
             |seen: &Seen, rank| seen.failed.iter().find(|(peer, _)| *peer == rank).cloned();
         until("the failures", || {
@@ -118,7 +118,7 @@ fn a_killed_process_leaves_nothing_and_the_others_continue() {
         });
         slowest = slowest.max(killed.elapsed());
         assert_eq!(processes[1].wait_for("learned"), "1");
-        until("the orderly end of the other rank", || {
+        until("the graceful end of the other rank", || {
             btl.progress(&mut seen);
             failure(&seen, 2).is_some()
         });
@@ -143,7 +143,7 @@ fn a_killed_process_leaves_nothing_and_the_others_continue() {
             (1, 2)
         );
         assert_eq!(mappings("shm-btl-claims", "").len(), 2);
-        assert_eq!(descriptors(), 2, "the own two files");
+        assert_eq!(descriptors(), 2, "the two files of this process");
         drop(btl);
         assert_eq!(
             (

@@ -98,8 +98,8 @@ fn write(memory: &File, random: &mut Random, address: u64) {
         .expect("own memory");
 }
 
-/// Exchanges a message each way at every step between two honest ranks in this process, next to a
-/// hostile one.
+/// Exchanges a message each way at every step between two honest ranks in this process, while a
+/// third rank is hostile.
 fn exchange(ranks: &mut [ShmBtl], seen: &mut [Seen; 2], round: u64) {
     let body: Vec<u8> = (0..round * 97 % 5000).map(|i| (i * round) as u8).collect();
     for (from, to) in [(0, 1), (1, 0)] {

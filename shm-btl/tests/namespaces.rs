@@ -107,7 +107,7 @@ fn a_user_namespace_is_refused_by_both_sides() {
     let Some((theirs, ours)) = both(test, &["--user", "--map-current-user"]) else {
         return;
     };
-    assert!(theirs.contains("does not let us open"), "{theirs}");
+    assert!(theirs.contains("no permission to open"), "{theirs}");
     assert!(
         ours.contains("the peer could not reach this process"),
         "{ours}"

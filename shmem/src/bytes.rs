@@ -17,11 +17,11 @@ pub struct Bytes {
     _map: Arc<Mapping>,
 }
 
-// SAFETY: as for `Mapping`; which side may touch the bytes is the callers' promise.
+// SAFETY: as for `Mapping`; the callers guarantee which side may access the bytes.
 unsafe impl Send for Bytes {}
 
 impl Bytes {
-    /// Returns `len` bytes from `offset` on.
+    /// Returns the `len` bytes at `offset`.
     ///
     /// # Panics
     /// If they are outside of the mapping.
@@ -39,11 +39,12 @@ impl Bytes {
         self.len
     }
 
-    /// Copies bytes in. A range that is not inside is a mistake of the caller; nothing is copied.
+    /// Copies `bytes` to `offset`. A range that is not inside is an error of the caller; nothing is
+    /// copied.
     ///
     /// # Safety
-    /// The mapping is writable, and the protocol gives the range to the caller alone: no reference
-    /// to it exists in this process.
+    /// The mapping must be writable, and the protocol must give the range to the caller alone: no
+    /// reference to it may exist in this process.
     #[inline]
     pub unsafe fn store(&self, offset: usize, bytes: &[u8]) {
         let end = offset.checked_add(bytes.len());
@@ -51,16 +52,16 @@ impl Bytes {
             debug_assert!(false, "outside of the bytes");
             return;
         }
-        // SAFETY: inside (checked above); the rest is the caller's promise.
+        // SAFETY: inside (checked above); the caller guarantees the rest.
         unsafe {
             let to = self.at.add(offset).as_ptr();
             copy_bytes(bytes.as_ptr(), to, bytes.len());
         }
     }
 
-    /// Copies bytes in as [`Bytes::store`] does, but past the caches where the processor can:
-    /// faster for a reader whose core shares no cache with this one. The bytes are in memory on
-    /// return.
+    /// Copies `bytes` as [`Bytes::store`] does, but bypasses the caches if the processor supports
+    /// it, which is faster for a reader whose core shares no cache with this one. The bytes are in
+    /// memory on return.
     ///
     /// # Safety
     /// As for [`Bytes::store`].
@@ -94,15 +95,15 @@ impl Bytes {
                     }
                 }
                 // SAFETY: as above. No other instruction orders such stores, not even the release
-                // that publishes them.
+                // store that publishes them.
                 unsafe { _mm_sfence() };
                 let rest = bytes.get(whole..).unwrap_or_default();
-                // SAFETY: the same range, as promised.
+                // SAFETY: a part of the caller's range.
                 unsafe { self.store(offset + whole, rest) };
                 return;
             }
         }
-        // SAFETY: as promised.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.store(offset, bytes) };
     }
 
@@ -113,15 +114,15 @@ impl Bytes {
     /// parsed before parsing it.
     ///
     /// # Safety
-    /// The protocol gives the range to the caller: this process does not write it while the slice
-    /// lives, nor does another one that keeps to the protocol.
+    /// The protocol must give the range to the caller: neither this process nor another one that
+    /// keeps to the protocol may write it while the slice lives.
     #[inline]
     pub unsafe fn view(&self, offset: usize, len: usize) -> Option<View<'_>> {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             return None;
         }
-        // SAFETY: inside (checked above), and mapped as long as self lives; the rest is the
-        // caller's promise.
+        // SAFETY: inside (checked above), and mapped as long as self lives; the caller guarantees
+        // the rest.
         Some(unsafe { core::slice::from_raw_parts(self.at.add(offset).as_ptr(), len) })
     }
 }
@@ -144,7 +145,7 @@ impl RingBytes {
     /// Returns the ring of `capacity` bytes at `offset`, whose second mapping follows the first.
     ///
     /// # Panics
-    /// If the two are outside of the mapping, or `capacity` is no power of two.
+    /// If the two mappings are outside of `map`, or `capacity` is not a power of two.
     pub fn new(map: &Arc<Mapping>, offset: usize, capacity: usize) -> Self {
         assert!(capacity.is_power_of_two(), "the capacity is a power of two");
         RingBytes {
@@ -154,14 +155,14 @@ impl RingBytes {
         }
     }
 
-    /// Returns the bytes that the ring holds.
+    /// Returns the capacity of the ring, in bytes.
     #[inline]
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Returns the address of byte `index` of the stream. The `capacity` bytes from there on are
-    /// mapped.
+    /// Returns the address of byte `index` of the stream. `capacity` bytes are mapped at that
+    /// address.
     #[inline]
     pub fn at(&self, index: u64) -> NonNull<u8> {
         #[allow(clippy::cast_possible_truncation)] // masked to the capacity
@@ -170,28 +171,28 @@ impl RingBytes {
         unsafe { self.base.add(offset) }
     }
 
-    /// Copies `bytes` in, from stream index `index` on.
+    /// Copies `bytes` into the ring, starting at stream index `index`.
     ///
     /// # Safety
-    /// - `bytes.len() <= capacity`, and the mapping is writable.
-    /// - The protocol gives the range to the caller alone: no other thread that keeps to it touches
-    ///   the range now.
+    /// - `bytes.len()` must be at most `capacity`, and the mapping must be writable.
+    /// - The protocol must give the range to the caller alone: no other thread that keeps to it may
+    ///   access the range during the call.
     #[inline]
     pub unsafe fn store(&self, index: u64, bytes: &[u8]) {
         debug_assert!(bytes.len() <= self.capacity);
         // SAFETY: `at` is followed by `capacity` mapped bytes; a slice of the caller cannot overlap
-        // shared memory to which no `&mut` exists. The rest is the caller's promise.
+        // shared memory to which no `&mut` exists. The caller guarantees the rest.
         unsafe {
             let to = self.at(index).as_ptr();
             copy_bytes(bytes.as_ptr(), to, bytes.len());
         }
     }
 
-    /// Copies bytes out, from stream index `index` on.
+    /// Copies bytes out of the ring, starting at stream index `index`.
     ///
     /// # Safety
-    /// - `bytes.len() <= capacity`.
-    /// - No thread that keeps to the protocol writes the range now.
+    /// - `bytes.len()` must be at most `capacity`.
+    /// - No thread that keeps to the protocol may write the range during the call.
     #[inline]
     pub unsafe fn load(&self, index: u64, bytes: &mut [u8]) {
         debug_assert!(bytes.len() <= self.capacity);

@@ -11,12 +11,13 @@ const CHUNK: usize = 1024;
 /// Copies `len` bytes at the same speed for each alignment of the two ranges.
 ///
 /// # Safety
-/// `from` is readable and `to` writable for `len` bytes, and the ranges do not overlap.
+/// `from` must be valid for reads and `to` for writes of `len` bytes, and the ranges must not
+/// overlap.
 #[inline]
 pub unsafe fn copy_bytes(from: *const u8, to: *mut u8, len: usize) {
     let mut done = 0;
     while len - done > CHUNK {
-        // SAFETY: `done + CHUNK` is below `len`; the rest is the caller's promise.
+        // SAFETY: `done + CHUNK` is below `len`; the caller guarantees the rest.
         unsafe { copy_chunk(from.add(done), to.add(done)) };
         done += CHUNK;
     }
@@ -30,7 +31,7 @@ pub unsafe fn copy_bytes(from: *const u8, to: *mut u8, len: usize) {
 /// As for [`copy_bytes`].
 #[inline(never)]
 unsafe fn copy_chunk(from: *const u8, to: *mut u8) {
-    // SAFETY: as promised.
+    // SAFETY: guaranteed by the caller.
     unsafe { core::ptr::copy_nonoverlapping(from, to, CHUNK) };
 }
 
@@ -40,7 +41,7 @@ unsafe fn copy_chunk(from: *const u8, to: *mut u8) {
 /// If the lengths differ.
 #[inline]
 pub fn copy_slice(from: &[u8], to: &mut [u8]) {
-    assert_eq!(from.len(), to.len(), "slices of one length");
+    assert_eq!(from.len(), to.len(), "slices of equal length");
     // SAFETY: the lengths are equal, and an exclusive slice overlaps no other one.
     unsafe { copy_bytes(from.as_ptr(), to.as_mut_ptr(), from.len()) };
 }

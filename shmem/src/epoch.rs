@@ -12,9 +12,9 @@
 //! of them sees the other. But a fence after each message costs as much as the message: it waits
 //! until the line just written has been taken from the receiver's cache. So the sleeper pays for
 //! both, with `membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED)`: it interrupts every CPU that runs a
-//! process which registered for that ([`register_global_fence`]). The private kind of the call does
-//! not cross processes. The writer executes a real fence if it could not register itself, or if the
-//! sleeper has no such call ([`Fence::Full`]).
+//! process which registered for that ([`register_global_fence`]). The private variant of the call
+//! does not reach other processes. The writer executes a real fence if it could not register
+//! itself, or if the sleeper has no such call ([`Fence::Full`]).
 //!
 //! The word counts sleeps, so that a writer writes the descriptor once for each.
 
@@ -23,7 +23,7 @@ use crate::sync::{AtomicU64, Ordering, fence, light_fence};
 #[cfg(not(loom))]
 use rustix::thread::{MembarrierCommand, MembarrierQuery, membarrier, membarrier_query};
 
-/// The sleeper's end. The word is the process's own, and zero at the start.
+/// The sleeper's end. The word belongs to this process, and is zero at the start.
 #[derive(Debug, Default)]
 pub struct SleepEpoch {
     epoch: u64,
@@ -64,7 +64,7 @@ impl PeerSleep {
         PeerSleep { fence, woken: 0 }
     }
 
-    /// Returns true if the peer sleeps and must be woken, once for each of its sleeps. To be called
+    /// Returns true if the peer sleeps and must be woken, once for each of its sleeps. Call it
     /// after publishing; `word` is the peer's.
     #[inline]
     #[must_use = "wake the peer on true"]

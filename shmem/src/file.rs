@@ -10,7 +10,8 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::map::{Access, Mapping};
 
-/// No process may change the length, which could make the other side fault, nor lift this.
+/// Seals by which no process can change the length, which could make the other side fault, or add
+/// further seals.
 const FIXED_LENGTH: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);
@@ -51,8 +52,8 @@ impl SharedFile {
         Ok(file)
     }
 
-    /// Creates a file as [`SharedFile::create`] does, which only the returned mapping of all of it
-    /// can write: the kernel refuses later writable mappings (Linux 5.1).
+    /// Creates a file as [`SharedFile::create`] does, which can be written only through the
+    /// returned mapping of all of it: the kernel refuses later writable mappings (Linux 5.1).
     ///
     /// # Errors
     /// As for [`SharedFile::create`].
@@ -94,7 +95,7 @@ impl<F: AsFd> SharedFile<F> {
     /// Checks that `fd` is a memory file of `len` bytes whose length cannot change.
     ///
     /// # Errors
-    /// It is not.
+    /// If it is not.
     pub fn open(fd: F, len: usize) -> Result<SharedFile<F>, FileError> {
         let seals = rustix::fs::fcntl_get_seals(&fd).map_err(|_| FileError::NotSealed)?;
         if !seals.contains(FIXED_LENGTH) {
@@ -110,16 +111,16 @@ impl<F: AsFd> SharedFile<F> {
         }
     }
 
-    /// Maps `len` bytes from `offset` on, which is a multiple of the page size.
+    /// Maps the `len` bytes at `offset`, which must be a multiple of the page size.
     ///
     /// # Errors
-    /// A range outside of the file, or what the system refused.
+    /// A range outside of the file, or an error of the system.
     pub fn map(&self, offset: usize, len: usize, access: Access) -> io::Result<Arc<Mapping>> {
         self.map_parts(&[(offset, len)], access)
     }
 
-    /// Maps several ranges of the file, each an offset and a length, one behind the other into one
-    /// stretch of addresses. All but the last length are multiples of the page size.
+    /// Maps several ranges of the file, each an offset and a length, contiguously. All lengths but
+    /// the last must be multiples of the page size.
     ///
     /// # Errors
     /// As for [`SharedFile::map`].
@@ -135,7 +136,7 @@ impl<F: AsFd> SharedFile<F> {
         unsafe { Mapping::of_file(self.fd.as_fd(), parts, access) }.map(Arc::new)
     }
 
-    /// Returns the bytes of the file.
+    /// Returns the length of the file in bytes.
     #[allow(clippy::len_without_is_empty)] // a file of no bytes cannot be mapped
     pub fn len(&self) -> usize {
         self.len

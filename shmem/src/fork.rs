@@ -5,7 +5,7 @@ use std::io;
 use crate::map::{Mapping, Shared};
 use crate::sync::{AtomicU32, Ordering};
 
-/// A mark of the process that made it. It lies in a page that the kernel empties in children
+/// A mark of the process that made it. It lies in a page that the kernel zeroes in children
 /// (`MADV_WIPEONFORK`, Linux 4.14).
 #[derive(Debug)]
 pub struct ForkMark(Shared<AtomicU32>);
@@ -14,7 +14,7 @@ impl ForkMark {
     /// Marks this process.
     ///
     /// # Errors
-    /// The system has no memory, or does not know such pages.
+    /// The system has no memory, or does not support such pages.
     pub fn new() -> io::Result<ForkMark> {
         let word = Shared::<AtomicU32>::new(&Mapping::wiped_on_fork()?.into(), 0);
         word.store(1, Ordering::Relaxed);

@@ -20,7 +20,7 @@
 //! whatever the sleepers do. Each that finds the condition true wakes one more, which reaches all.
 //! One that finds it false has set the bit again, so the next publication wakes the others.
 //!
-//! The publisher's half is the caller's, because several bits may lie in one word.
+//! The caller implements the publisher's half, because several bits may lie in one word.
 
 use std::time::{Duration, Instant};
 

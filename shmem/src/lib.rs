@@ -1,5 +1,5 @@
 //! Memory shared between processes: sealed memory files, their mappings, atomic words and bytes in
-//! them, and the two ways to sleep until another process has written.
+//! them, and two ways to sleep until another process has written.
 //!
 //! ```
 //! use std::os::fd::AsFd;
@@ -71,7 +71,7 @@ pub use yielder::Yielder;
 
 use sync::{AtomicU32, AtomicU64};
 
-/// Bytes of a cache line.
+/// Size of a cache line in bytes.
 pub const LINE: usize = 64;
 
 /// A value alone on its cache line.
@@ -82,8 +82,8 @@ pub struct Line<T>(pub T);
 /// Types that may lie in shared memory.
 ///
 /// # Safety
-/// `repr(C)` or `repr(transparent)`, of atomics and padding only: every content is valid, and other
-/// processes may change it at any time.
+/// The type must be `repr(C)` or `repr(transparent)` and consist of atomics and padding only: every
+/// content is valid, and other processes may change it at any time.
 pub unsafe trait Words {}
 // SAFETY: an atomic.
 unsafe impl Words for AtomicU32 {}
@@ -94,7 +94,7 @@ unsafe impl<T: Words> Words for Line<T> {}
 // SAFETY: nothing is added.
 unsafe impl<T: Words> Words for [T] {}
 
-/// Returns the bytes of a page of this machine.
+/// Returns the page size of this machine in bytes.
 #[cfg(not(loom))]
 pub fn page_size() -> usize {
     rustix::param::page_size()

@@ -29,7 +29,7 @@ impl Access {
     }
 }
 
-/// A stretch of mapped memory, unmapped on drop.
+/// A range of mapped memory, unmapped on drop.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
@@ -37,8 +37,8 @@ pub struct Mapping {
     access: Access,
 }
 
-// SAFETY: a mapping belongs to the process, not to a thread; references into it have rules of their
-// own.
+// SAFETY: a mapping belongs to the process, not to a thread; references into it follow rules of
+// their own.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; no method touches the memory.
 unsafe impl Sync for Mapping {}
@@ -47,14 +47,14 @@ impl Mapping {
     /// Maps ranges of a file contiguously.
     ///
     /// # Safety
-    /// The ranges lie within the file for as long as the mapping lives.
+    /// The ranges must lie within the file for as long as the mapping lives.
     pub(crate) unsafe fn of_file(
         fd: BorrowedFd<'_>,
         parts: &[(usize, usize)],
         access: Access,
     ) -> io::Result<Mapping> {
         let len = parts.iter().map(|(_, len)| len).sum();
-        // The whole stretch is reserved first, so that nothing else is mapped between the parts.
+        // The whole range is reserved first, so that nothing else is mapped between the parts.
         let map = Mapping::anonymous(len, ProtFlags::empty(), access)?;
         let flags = MapFlags::SHARED | MapFlags::FIXED;
         let mut at = map.base.as_ptr();
@@ -75,7 +75,7 @@ impl Mapping {
 
     fn anonymous(len: usize, prot: ProtFlags, access: Access) -> io::Result<Mapping> {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: no address is asked for, so no mapping is replaced.
+        // SAFETY: no address is requested, so no mapping is replaced.
         let base = unsafe { rustix::mm::mmap_anonymous(core::ptr::null_mut(), len, prot, flags)? };
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Mapping { base, len, access })
@@ -91,8 +91,8 @@ impl Mapping {
         Ok(map)
     }
 
-    /// Brings a range into memory now instead of by faults at its first use. Does nothing on
-    /// kernels that cannot (before Linux 5.14), or for a range outside of the mapping.
+    /// Faults a range in now instead of at its first use. Does nothing on kernels that do not
+    /// support this (before Linux 5.14), or for a range outside of the mapping.
     pub fn populate(&self, offset: usize, len: usize) {
         let advice = match self.access {
             Access::Read => Advice::LinuxPopulateRead,
@@ -127,8 +127,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by us, and references to it hold the mapping. It fails only
-        // for a range that is not one.
+        // SAFETY: the range was mapped by us, and references to it hold the mapping. The call fails
+        // only for an invalid range.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast::<c_void>(), self.len) };
     }
 }
@@ -140,7 +140,7 @@ pub struct Shared<T: ?Sized> {
     map: Arc<Mapping>,
 }
 
-/// A reference to several words in a row.
+/// A reference to consecutive words.
 pub type SharedSlice<T> = Shared<[T]>;
 
 // SAFETY: `T` consists of atomics.
@@ -165,7 +165,7 @@ impl<T: Words> Shared<T> {
     /// If the words are outside of the mapping or not aligned.
     ///
     /// # Safety
-    /// Nothing is stored through the reference, or the mapping is writable.
+    /// Nothing may be stored through the reference unless the mapping is writable.
     pub unsafe fn read_only(map: &Arc<Mapping>, offset: usize) -> Self {
         Shared {
             at: map.at(offset, size_of::<T>(), align_of::<T>()).cast(),
@@ -175,7 +175,7 @@ impl<T: Words> Shared<T> {
 }
 
 impl<T: Words> SharedSlice<T> {
-    /// Returns a reference to `len` words from `offset` on.
+    /// Returns a reference to the `len` words at `offset`.
     ///
     /// # Panics
     /// As for [`Shared::new`].
@@ -191,7 +191,7 @@ impl<T: Words> SharedSlice<T> {
     /// If the words are outside of the mapping or not aligned.
     ///
     /// # Safety
-    /// Nothing is stored through the reference, or the mapping is writable.
+    /// Nothing may be stored through the reference unless the mapping is writable.
     pub unsafe fn read_only_slice(map: &Arc<Mapping>, offset: usize, len: usize) -> Self {
         let bytes = size_of::<T>().saturating_mul(len);
         let first = map.at(offset, bytes, align_of::<T>()).cast();

@@ -1,6 +1,5 @@
-//! Memory in the models: plain memory, in which each byte is watched for data races. Callers
-//! promise what they promise to the real types of the same names; the checker reports a broken
-//! promise.
+//! Memory in the models: plain memory, in which each byte is watched for data races. The safety
+//! requirements are those of the real types of these names; the checker reports violations.
 #![allow(clippy::missing_safety_doc)]
 
 use std::sync::Arc;
@@ -10,7 +9,7 @@ use loom::cell::UnsafeCell;
 /// A reference to words.
 pub type Shared<T> = Arc<T>;
 
-/// A reference to several words in a row.
+/// A reference to consecutive words.
 pub type SharedSlice<T> = Arc<Vec<T>>;
 
 /// Bytes read; a copy.
@@ -62,7 +61,7 @@ impl Bytes {
 
     /// Copies bytes in.
     pub unsafe fn store_uncached(&self, offset: usize, bytes: &[u8]) {
-        // SAFETY: the same promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.store(offset, bytes) };
     }
 
@@ -91,7 +90,7 @@ impl RingBytes {
         RingBytes { cells }
     }
 
-    /// Returns the bytes that the ring holds.
+    /// Returns the capacity of the ring, in bytes.
     pub fn capacity(&self) -> usize {
         self.cells.len()
     }

@@ -18,7 +18,7 @@ fn words() -> Arc<Words> {
     Arc::new((AtomicU32::new(0), FutexWord::default(), AtomicU32::new(0)))
 }
 
-/// Sets the value, and wakes those that wait.
+/// Sets the value, and wakes the threads that wait for it.
 fn publish((waiting, wakes, value): &Words) {
     value.store(1, Ordering::Release);
     // SYNC POINT sleep

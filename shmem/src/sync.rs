@@ -17,7 +17,7 @@ pub use {
 pub use core::sync::atomic::Ordering;
 
 /// Orders memory accesses against those of a thread that calls [`global_fence`](crate::Fence): a
-/// limit for the compiler, no instruction. The models have no such system call; a full fence there.
+/// compiler barrier, not an instruction. The models have no such system call, and use a full fence.
 #[inline]
 pub fn light_fence() {
     #[cfg(not(loom))]

@@ -178,7 +178,7 @@ fn one_publication_wakes_all_sleepers() {
     });
 }
 
-/// `sync.rs` and the model-only code alone name atomics; others would not be seen by the models.
+/// Only `sync.rs` and the model-only code name atomics; the models would not see others.
 #[test]
 fn atomics_are_named_in_one_place() {
     for (name, text) in sources() {
@@ -187,7 +187,7 @@ fn atomics_are_named_in_one_place() {
     }
 }
 
-/// Every `SYNC POINT` name of this crate stands at both of its ends at least.
+/// Every `SYNC POINT` name of this crate occurs at least twice: once at each end.
 #[test]
 fn sync_points_have_two_ends() {
     let mut names = std::collections::BTreeMap::<String, usize>::new();

@@ -4,21 +4,21 @@ use std::time::{Duration, Instant};
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// A yield that takes longer, or a few empty polls, shows that another thread computes on this
+/// Duration of a yield, or of a few empty polls, beyond which another thread must compute on this
 /// core. Switching to a process that has nothing to do takes some microseconds; time slices are
 /// milliseconds.
 const LONG_YIELD: Duration = Duration::from_millis(1);
 /// Time for which a core counts as contended after a long yield.
 const CONTENDED_TIME: Duration = Duration::from_millis(100);
 
-/// Gives up the core for threads that wait by polling.
+/// Yields the core on behalf of threads that wait by polling.
 ///
-/// A thread that has its core for itself yields, which returns at once. If another computes on that
-/// core, a yield gives up the rest of the time slice and returns after milliseconds, however soon
-/// an event comes. Such a thread should sleep until the event wakes it, as one does that blocks in
-/// the kernel.
+/// On a core without other runnable threads, a yield returns at once. If another thread computes on
+/// the core, a yield gives up the rest of the time slice and returns after milliseconds, however
+/// soon an event occurs. A thread should then sleep until the event wakes it, as a thread does that
+/// blocks in the kernel.
 ///
-/// Threads of a process share one.
+/// The threads of a process share one value.
 #[derive(Debug)]
 pub struct Yielder {
     start: Instant,
@@ -27,7 +27,7 @@ pub struct Yielder {
 }
 
 impl Yielder {
-    /// Creates one for a core that is not contended.
+    /// Creates a value for a core that is not contended.
     #[must_use]
     pub fn new() -> Yielder {
         Yielder {
@@ -87,6 +87,6 @@ mod tests {
         yielder.record(LONG_YIELD + Duration::from_nanos(1));
         assert!(yielder.is_contended());
         yielder.contended_until.store(1, Ordering::Relaxed);
-        assert!(!yielder.is_contended(), "the time is over");
+        assert!(!yielder.is_contended(), "the time has passed");
     }
 }

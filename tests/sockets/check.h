@@ -1,4 +1,4 @@
-/* What the programs of this folder share. */
+/* Shared by the programs of this folder. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <esp/enet.h>

@@ -1,4 +1,4 @@
-/* What programs for AF_ENET meet rarely: `edges serve PORT` on one node, the other cases on another
+/* Rare cases for programs that use AF_ENET: `edges serve PORT` on one node, the other cases on another
  * one, each with PORT and the MAC address of the first. Prints PASS at the end. */
 #define _GNU_SOURCE
 #include "check.h"
@@ -112,7 +112,7 @@ static void planted(struct sockaddr_enet server) {
     int fd = socket(PF_ENET, SOCK_DGRAM, 0), pipes[2];
     struct sockaddr_un name;
     socklen_t length = sizeof name;
-    /* Nobody reads what comes to the planted sockets, which have room for few datagrams. */
+    /* No program reads the planted sockets, which have room for few datagrams. */
     alarm(60);
     CHECK(syscall(SYS_getsockname, fd, &name, &length) == 0 && pipe(pipes) == 0);
     pid_t child = fork();
@@ -279,26 +279,26 @@ static void alarm_in(long microseconds, int restart) {
 
 /* Signals while a program connects: to a node that does not answer, and often to the server. */
 static void connecting(struct sockaddr_enet server) {
-    struct sockaddr_enet nobody = server;
-    nobody.se_addr[5] ^= 0x40;
+    struct sockaddr_enet absent = server;
+    absent.se_addr[5] ^= 0x40;
     int fd = socket(PF_ENET, SOCK_STREAM, 0);
     struct pollfd ready = {.fd = fd, .events = POLLOUT};
     alarm_in(300000, 0);
-    CHECK(connect_to(fd, &nobody) == -1 && errno == EINTR);
-    /* It goes on meanwhile; a second call waits for it. */
+    CHECK(connect_to(fd, &absent) == -1 && errno == EINTR);
+    /* The connect continues; a second call waits for it. */
     CHECK(poll(&ready, 1, 0) == 0 && error_of(fd) == 0);
     CHECK(fcntl(fd, F_SETFL, O_NONBLOCK) == 0);
-    CHECK(connect_to(fd, &nobody) == -1 && errno == EALREADY);
+    CHECK(connect_to(fd, &absent) == -1 && errno == EALREADY);
     CHECK(fcntl(fd, F_SETFL, 0) == 0);
     alarm_in(300000, 0);
-    CHECK(connect_to(fd, &nobody) == -1 && errno == EINTR);
+    CHECK(connect_to(fd, &absent) == -1 && errno == EINTR);
     CHECK(poll(&ready, 1, 30000) == 1);
     CHECK(error_of(fd) == ETIMEDOUT);
     close(fd);
     /* A handler that restarts calls does not end the wait. */
     fd = socket(PF_ENET, SOCK_STREAM, 0);
     alarm_in(300000, 1);
-    CHECK(connect_to(fd, &nobody) == -1 && errno == ETIMEDOUT);
+    CHECK(connect_to(fd, &absent) == -1 && errno == ETIMEDOUT);
     close(fd);
     server.se_port = htons(ntohs(server.se_port) + 1);
     for (int i = 0; i < 100; i++) {
@@ -380,7 +380,7 @@ static void many(struct sockaddr_enet server) {
         }
     }
     CHECK(minute.tv_sec < 60);
-    /* What cannot be sent ends a call; what was sent before counts. */
+    /* A datagram that cannot be sent ends a call; those sent before it count. */
     static char longer[9000];
     for (int i = 0; i < NUMBER; i++) {
         parts[i] = (struct iovec){texts[i], 6};

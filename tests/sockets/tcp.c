@@ -1,4 +1,4 @@
-/* What programs of TCP do with descriptors and signals: `tcp serve PORT` on one node, the other
+/* Uses of descriptors and signals by programs of TCP: `tcp serve PORT` on one node, the other
  * cases on another one, each with the address of the first and PORT. Has to print the same without
  * ESP. Prints PASS at the end. */
 #define _GNU_SOURCE
@@ -207,26 +207,26 @@ static void accepting(void) {
 /* Signals while a program connects: to a node that does not answer, and often to the server. */
 static void connecting(void) {
     struct sender sender;
-    struct sockaddr_in nobody = server;
+    struct sockaddr_in absent = server;
     int fd = -1, interrupted = 0;
     set_restart(0);
     /* The signals end before ESP gives up: they need not wait for TCP. On a busy machine they may
        end before the call waits; then it is repeated, with another node. */
     for (uint32_t other = 64; !interrupted; other++) {
         CHECK(other < 80);
-        nobody.sin_addr.s_addr = server.sin_addr.s_addr ^ htonl(other);
+        absent.sin_addr.s_addr = server.sin_addr.s_addr ^ htonl(other);
         fd = socket(AF_INET, SOCK_STREAM, 0);
         begin_some(&sender, 40, NULL);
-        CHECK(connect(fd, (struct sockaddr *)&nobody, sizeof nobody) == -1);
+        CHECK(connect(fd, (struct sockaddr *)&absent, sizeof absent) == -1);
         interrupted = errno == EINTR;
         end(&sender);
         if (!interrupted) close(fd);
     }
     struct pollfd ready = {.fd = fd, .events = POLLOUT};
-    /* It goes on meanwhile. */
+    /* The connect continues. */
     CHECK(poll(&ready, 1, 0) == 0);
     CHECK(fcntl(fd, F_SETFL, O_NONBLOCK) == 0);
-    CHECK(connect(fd, (struct sockaddr *)&nobody, sizeof nobody) == -1 && errno == EALREADY);
+    CHECK(connect(fd, (struct sockaddr *)&absent, sizeof absent) == -1 && errno == EALREADY);
     close(fd);
     for (int restart = 0; restart < 2; restart++) {
         set_restart(restart);

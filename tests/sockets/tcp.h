@@ -1,4 +1,4 @@
-/* What programs that connect to the server of tcp.c share. */
+/* Shared by the programs that connect to the server of tcp.c. */
 #include "check.h"
 #include <sys/socket.h>
 #include <unistd.h>
@@ -42,7 +42,7 @@ static inline int port_of(int fd) {
     return ntohs(addr.sin_port);
 }
 
-/* Connects to the server, and says what it is to do. */
+/* Connects to the server, and sends its task. */
 static inline int connected(char what) {
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     CHECK(fd >= 0 && connect(fd, (struct sockaddr *)&server, sizeof server) == 0);
@@ -50,7 +50,7 @@ static inline int connected(char what) {
     return fd;
 }
 
-/* Sends and gets the same back. */
+/* Sends a text, which has to come back. */
 static inline void echoes(int fd, const char *text) {
     char back[100];
     write_all(fd, text, strlen(text));
@@ -58,7 +58,7 @@ static inline void echoes(int fd, const char *text) {
     CHECK(memcmp(back, text, strlen(text)) == 0);
 }
 
-/* Has the server connect to this port of this node, and echo there. */
+/* Makes the server connect to this port of this node, and echo there. */
 static inline int calls_back(int port) {
     int fd = connected('c');
     uint16_t number = htons((uint16_t)port);

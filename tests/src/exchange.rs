@@ -21,7 +21,7 @@ pub struct Exchange {
     over: AtomicBool,
 }
 
-/// Sets the flag on drop, so also at a panic.
+/// Sets the flag on drop, and so after a panic, too.
 struct SetAtEnd<'a>(&'a AtomicBool);
 
 impl Drop for SetAtEnd<'_> {

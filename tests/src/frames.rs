@@ -1,4 +1,4 @@
-//! Hand-made frames, sent and received beside the daemons, as a hostile or broken station could.
+//! Hand-made frames, sent and received without the daemons, as a hostile or broken station could.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -96,7 +96,7 @@ impl Frame {
 
     /// Appends bytes that the header does not count.
     #[must_use]
-    pub fn behind(mut self, bytes: &[u8]) -> Frame {
+    pub fn trailing(mut self, bytes: &[u8]) -> Frame {
         self.rest.extend_from_slice(bytes);
         self
     }

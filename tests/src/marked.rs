@@ -1,5 +1,5 @@
 //! Processes of a test, found by a variable in their environment wherever they are: those started
-//! by launchers are no children of the test.
+//! by launchers are not children of the test.
 
 use std::fs;
 use std::io;
@@ -16,7 +16,7 @@ pub struct Mark(String);
 
 impl Mark {
     /// Creates a value.
-    #[allow(clippy::new_without_default)] // each one is another
+    #[allow(clippy::new_without_default)] // each value is different
     pub fn new() -> Mark {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -63,7 +63,7 @@ impl Drop for Mark {
     fn drop(&mut self) {
         while let processes @ [_, ..] = &*self.processes() {
             for (pid, _) in processes {
-                // It may have ended meanwhile.
+                // It may have ended since.
                 let _ = Pid::from_raw(*pid).map(|pid| kill_process(pid, Signal::KILL));
             }
         }

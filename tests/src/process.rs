@@ -144,7 +144,7 @@ impl Daemon {
         };
         wait_until("the daemon is ready", || {
             assert!(
-                daemon.child.try_wait().expect("look at it").is_none(),
+                daemon.child.try_wait().expect("its status").is_none(),
                 "the daemon ended at once"
             );
             UnixStream::connect(&daemon.socket).is_ok()
@@ -199,7 +199,7 @@ impl Daemon {
         signal(self.pid(), which);
         let mut status = None;
         wait_until("the daemon ends", || {
-            status = self.child.try_wait().expect("look at it");
+            status = self.child.try_wait().expect("its status");
             status.is_some()
         });
         status.expect("just seen")

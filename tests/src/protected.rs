@@ -60,7 +60,7 @@ impl KeyFile {
     /// Returns its path as text.
     ///
     /// # Panics
-    /// When the path is no text.
+    /// When the path is not text.
     pub fn text(&self) -> &str {
         self.path().to_str().expect("a path of text")
     }

@@ -326,8 +326,8 @@ impl Drop for StoppedThread {
     }
 }
 
-/// The thread that requests a lease does not run from the request on until the next daemon has
-/// adopted the program's other lease.
+/// The thread that requests a lease is stopped between the request and the adoption of the
+/// program's other lease by the next daemon.
 #[test]
 fn a_stream_is_not_opened_over_a_lease_that_no_daemon_keeps() {
     let Some(lab) = bare_lab("adopt_granted", 2) else {

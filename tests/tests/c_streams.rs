@@ -72,7 +72,8 @@ impl Drop for Compiled {
     }
 }
 
-/// Two clients at once: one of them is a program in Rust, whose stream stays open meanwhile.
+/// Two clients at once: one of them is a program in Rust, whose stream stays open for the whole
+/// test.
 fn serves(test: &str, config: &str) {
     let mut options = LabOptions::new(2);
     options.daemon_config = config.into();
@@ -150,7 +151,7 @@ fn errors_have_a_code_and_a_text() {
     assert!(refused.err.contains("the port is in use ("), "{refused:?}");
 }
 
-/// Returns the processor time of a process, in ticks of some 10 ms.
+/// Returns the processor time of a process, in ticks of about 10 ms.
 fn ticks(pid: u32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("its state");
     let (_, fields) = stat.rsplit_once(')').expect("the end of its name");

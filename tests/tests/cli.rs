@@ -1,5 +1,5 @@
-//! The programs beside daemons under trouble: loss, narrow paths, death, hostile names. (What they
-//! do on a quiet lab is tested in the crate `cli`.)
+//! The programs while nodes are in trouble: loss, narrow paths, death, hostile names. (Their work
+//! on a quiet lab is tested in the crate `cli`.)
 
 use esp_client::control::Request;
 use esp_tests::frames::in_switch;
@@ -44,19 +44,19 @@ fn esping_counts_three_and_says_by_its_exit_code_how_it_went() {
         good.out
     );
 
-    let nobody = run(
+    let absent = run(
         &lab,
         0,
         "esping",
         &["-c", "2", "-i", "0.01", "-W", "0.05", "02:e5:00:00:00:77"],
     );
-    assert_eq!(nobody.code, Some(1), "{nobody:?}");
+    assert_eq!(absent.code, Some(1), "{absent:?}");
     assert!(
-        nobody
+        absent
             .out
             .contains("2 packets transmitted, 0 received, 100% packet loss"),
         "{}",
-        nobody.out
+        absent.out
     );
 
     for args in [
@@ -353,8 +353,8 @@ fn a_transfer_whose_receiver_dies_fails_with_a_reason() {
     });
 }
 
-/// What the kernel's bridge does with IP packets where a container engine has loaded `br_netfilter`
-/// is no business of a switch.
+/// The switch must not filter IP packets, which the kernel's bridge does where a container engine
+/// has loaded `br_netfilter`.
 #[test]
 fn the_switch_has_no_rules_for_packets() {
     let Some(lab) = bare_lab("the_switch_has_no_rules_for_packets", 2) else {

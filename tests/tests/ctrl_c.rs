@@ -57,7 +57,7 @@ impl Run {
     /// Waits until a process runs whose command line has this part.
     fn wait_for(&mut self, part: &str) {
         wait_until(&format!("{part} runs"), || {
-            let ended = self.child.try_wait().expect("look at it");
+            let ended = self.child.try_wait().expect("its status");
             assert!(ended.is_none(), "it has ended before {part}: {ended:?}");
             !self.mark.running(|line| line.contains(part)).is_empty()
         });
@@ -95,7 +95,7 @@ impl Run {
                 .labs
                 .extend(paths.filter(|path| path.to_string_lossy().starts_with(&state)));
         }
-        let own = fs::read_link("/proc/self/ns/net").expect("the own namespace");
+        let own = fs::read_link("/proc/self/ns/net").expect("this process's namespace");
         namespaces.remove(&own);
         traces.namespaces = namespaces.len();
         traces

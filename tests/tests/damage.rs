@@ -65,7 +65,7 @@ impl Damage {
         self
     }
 
-    /// Begins to damage what the nodes send.
+    /// Begins to damage the frames of the nodes.
     fn begin(&self, lab: &Lab) {
         let mut rules = String::from("table netdev damage {\n chain bytes {\n");
         let payload = self.payload.clone().step_by(STEP);

@@ -56,7 +56,7 @@ impl Diagnosis {
         faults.map(check).filter(of_lab).collect()
     }
 
-    /// Asserts that these faults are found, and no others; each error says how to mend it.
+    /// Asserts that these faults are found, and no others; each error has a fix.
     #[track_caller]
     fn has(&self, faults: &[&str]) {
         let expected: BTreeSet<&str> = faults.iter().copied().collect();
@@ -64,7 +64,7 @@ impl Diagnosis {
         assert_eq!(self.code != Some(0), self.is_bad(), "{:?}", self.code);
         for finding in self.of_type("finding") {
             let bad = finding["level"] == "warning" || finding["level"] == "error";
-            assert!(!bad || finding["mend"].is_string(), "{finding}");
+            assert!(!bad || finding["fix"].is_string(), "{finding}");
         }
     }
 
@@ -303,8 +303,8 @@ fn peers_without_a_daemon_or_a_name_are_found() {
     assert!(text.contains("no-such-node"), "{text}");
     let misspelt = examine(&lab, 0, &["--peer", "noed1"]);
     let unknown = misspelt.finding("peer.unknown");
-    let mend = unknown["mend"].as_str().expect("a remedy");
-    assert!(mend.starts_with("did you mean node1?"), "{mend}");
+    let fix = unknown["fix"].as_str().expect("a fix");
+    assert!(fix.starts_with("did you mean node1?"), "{fix}");
     let group = examine(&lab, 0, &["--peer", "ff:ff:ff:ff:ff:ff"]);
     group.has(&["peer.unknown"]);
 }
@@ -358,7 +358,7 @@ fn refused_leases_are_found() {
     assert!(
         by_default
             .what("daemon.lease")
-            .contains("may have no lease")
+            .contains("may not have a lease")
     );
     let demanded = examine_by(&lab, 0, &["env", "ESP_PATH=lease"], &[]);
     demanded.has(&["daemon.lease"]);
@@ -385,7 +385,7 @@ fn limits_and_programs_of_the_machine_are_found() {
     let text = examine_by(&lab, 0, &locked, &[]);
     assert!(text.what("host.memlock").contains("only 64 KiB"));
 
-    // An Open MPI that ignores the component, for it is of another release.
+    // An Open MPI that ignores the component, because it is of another release.
     let folder = lab.dir().join("bin");
     std::fs::create_dir(&folder).expect("a folder");
     let program = folder.join("ompi_info");

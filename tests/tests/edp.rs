@@ -109,7 +109,7 @@ fn nodes_answer_echo_and_information() {
             (info.src, info.kind, info.sequence),
             (mac(node).into(), EdpKind::InfoReply, 9)
         );
-        let told = NodeInfo::parse(&bytes).expect("information");
+        let about = NodeInfo::parse(&bytes).expect("information");
         let expected = (
             1,
             1489,
@@ -119,11 +119,11 @@ fn nodes_answer_echo_and_information() {
         );
         assert_eq!(
             (
-                told.version,
-                told.max_payload,
-                told.features,
-                told.incarnation,
-                told.name
+                about.version,
+                about.max_payload,
+                about.features,
+                about.incarnation,
+                about.name
             ),
             expected
         );
@@ -235,7 +235,7 @@ fn what_does_not_fit_into_the_ring_is_dropped_and_counted() {
         .bind_at(&there, 9001)
         .unwrap();
     let sender = bind(&lab, 0, 9000);
-    // A record has 40 bytes beside the 1000: seven fit.
+    // A record has 40 bytes in addition to the 1000: seven fit.
     for number in 0..20 {
         sender
             .send_to(&pattern(1000, number), mac(1), 9001)

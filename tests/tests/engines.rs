@@ -100,7 +100,7 @@ fn a_port_is_served_by_the_engine_of_its_present_listener() {
             let (mut server, _) = server(&lab, 1, 7000, 1);
             echoes(&client(&lab, from), 1, 7000);
             server.kill();
-            wait_until("nothing is left of it", || {
+            wait_until("nothing of it remains", || {
                 let status = client(&lab, 1).status().expect("a status");
                 status.listeners.is_empty() && status.connections.is_empty()
             });
@@ -125,7 +125,7 @@ fn a_port_is_of_one_engine_at_a_time() {
     let here = client(&lab, 0);
     let refused = EdpSocket::builder().bind_at(&here, 7000);
     let error = refused.expect_err("the server's engine has it").to_string();
-    let text = "programs use it that another engine of esp-daemon serves";
+    let text = "programs served by another engine of esp-daemon use it";
     assert!(error.contains(text), "{error}");
     server.kill();
     wait_until("the port is free", || {

@@ -1,4 +1,4 @@
-//! esptop in a terminal, beside daemons: what the screen shows, and how the terminal is left.
+//! esptop in a terminal, with daemons: the contents of the screen, and the terminal after its end.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -82,12 +82,12 @@ impl Terminal {
         }
     }
 
-    fn look<T>(&self, at: impl FnOnce(&Parser) -> T) -> T {
+    fn with_parser<T>(&self, at: impl FnOnce(&Parser) -> T) -> T {
         at(&self.screen.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn text(&self) -> String {
-        self.look(|parser| parser.screen().contents())
+        self.with_parser(|parser| parser.screen().contents())
     }
 
     #[track_caller]
@@ -101,7 +101,7 @@ impl Terminal {
     fn coloured(&self) -> usize {
         let (columns, lines) = SIZE;
         let cells = (0..lines).flat_map(|line| (0..columns).map(move |column| (line, column)));
-        self.look(|parser| {
+        self.with_parser(|parser| {
             let screen = parser.screen();
             let cells = cells.filter_map(|(line, column)| screen.cell(line, column));
             let plain = vt100::Color::Default;
@@ -132,11 +132,11 @@ impl Terminal {
     fn ends(&mut self) -> ExitStatus {
         let mut status = None;
         wait_until("esptop ends", || {
-            status = self.program.try_wait().expect("look at it");
+            status = self.program.try_wait().expect("its status");
             status.is_some()
         });
         wait_until("the screen is restored", || {
-            self.look(|parser| {
+            self.with_parser(|parser| {
                 !parser.screen().alternate_screen() && !parser.screen().hide_cursor()
             })
         });
@@ -178,7 +178,7 @@ fn the_screen_follows_keys_sizes_and_the_daemon() {
     terminal.shows("node1:7000");
     terminal.shows("eth0 up 1500");
     terminal.shows("/ filter");
-    assert!(terminal.look(|parser| parser.screen().alternate_screen()));
+    assert!(terminal.with_parser(|parser| parser.screen().alternate_screen()));
     assert!(terminal.is_raw());
 
     terminal.types("/dport 1\r");

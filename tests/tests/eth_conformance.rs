@@ -68,7 +68,7 @@ impl ProcessHarness for Nodes {
     }
 }
 
-/// The rank of this process, if it is one; does not return then.
+/// Executes the rank of this process and does not return, if the process is one.
 fn be_a_rank() {
     if let Some(child) = suite::child() {
         child.run(|place| {

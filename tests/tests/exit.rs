@@ -50,7 +50,7 @@ impl Fixture {
         Some(Fixture { lab, way, listener })
     }
 
-    /// Has the switch lose the first `data` data frames and `ends` FINs of node 0.
+    /// Makes the switch lose the first `data` data frames and `ends` FINs of node 0.
     fn lose(&self, data: u32, ends: u32) {
         // Offsets of EtherType, length and flags, in bits.
         let (packet, length, flags) = match self.way {

@@ -15,7 +15,7 @@ use esp_tests::{client, lab_or_skip, wait_until};
 use lab::{Lab, LabOptions};
 use rustix::process::Signal;
 
-/// Programs whose help and version are looked at.
+/// Programs whose help and version are checked.
 const ALL: [&str; 9] = [
     "esp",
     "esping",
@@ -237,8 +237,8 @@ fn an_interrupt_ends_programs_and_leaves_nothing() {
         status.connections.len() + status.listeners.len() + status.edp.len()
     };
     wait_until("nothing is open", || held() == 0);
-    // Exit codes: of a summary after what was asked for, of a last echo that was not answered yet,
-    // or of what broke off.
+    // Exit codes of a program that prints a summary of what it did, has a last echo without an
+    // answer yet, or breaks off.
     for (line, opens, codes) in [
         ("esping -i 0.05 node1", true, &[0, 1][..]),
         ("esping -f node1", true, &[0, 1]),
@@ -264,7 +264,7 @@ fn an_interrupt_ends_programs_and_leaves_nothing() {
         );
         let mut code = None;
         wait_until(line, || {
-            let status = child.0.try_wait().expect("look at it");
+            let status = child.0.try_wait().expect("its status");
             code = status.map(|status| status.code().unwrap_or(130));
             code.is_some()
         });
@@ -373,7 +373,7 @@ fn a_daemon_of_another_version_is_named_with_its_version() {
                 "{line}: {text}"
             );
         }
-        // What needs no daemon works, and says what is missing.
+        // Commands that need no daemon work, and `esp doctor` says what is missing.
         let doctor = with_daemon(&lab, daemon, "esp doctor");
         assert!(doctor.code.is_some_and(|code| code <= 2), "{doctor:?}");
         // Its lines are broken between words.

@@ -180,7 +180,7 @@ fn a_changed_address_is_used_and_streams_end_at_once() {
         .connect_at(&client(&lab, 1), to_new)
         .unwrap();
     works(&back, &listener.accept_timeout(PATIENCE).unwrap().0);
-    // Who still uses the old address learns the new one.
+    // A node that still uses the old address learns the new one.
     let old = run(&lab, 1, "esping", &["-c", "1", "-W", "0.05", "node0"]);
     assert_eq!(old.code, Some(1), "{old:?}");
     assert!(
@@ -239,7 +239,7 @@ fn total_loss_is_explained() {
     ip_in_switch(&lab, "link set dev port0 type bridge_slave isolated on");
     ip_in_switch(&lab, "link set dev port1 type bridge_slave isolated on");
     explained("another node on eth0 answers");
-    // So is the own one.
+    // As if the switch port of this node were in another VLAN.
     ip_in_switch(&lab, "link set dev port2 type bridge_slave isolated on");
     explained("no other node on eth0 answers either");
     for port in 0..3 {
@@ -257,7 +257,7 @@ fn total_loss_is_explained() {
     wait_until("the daemon notices", || !state(&here).0);
     explained("eth0 has no carrier");
     ip_in_switch(&lab, "link del dev port0");
-    explained("eth0 does not exist any more");
+    explained("eth0 no longer exists");
     drop(third);
 }
 

@@ -57,7 +57,7 @@ impl Drop for Up {
     }
 }
 
-/// Options of the labs: on one segment and behind a router, IPv6 alone and beside IPv4.
+/// Options of the labs: on one segment and behind a router, IPv6 alone and with IPv4.
 const LABS: [&[&str]; 4] = [
     &["--ip", "6"],
     &["--ip", "6", "--routed"],
@@ -72,7 +72,7 @@ fn nodes_reach_each_other_at_once() {
         let Some(lab) = Up::new("nodes_reach_each_other_at_once", number, &bare) else {
             return;
         };
-        // The address can be bound immediately, as no duplicate is looked for.
+        // The address can be bound immediately, because no duplicate address detection takes place.
         let shown = lab.succeeds(0, &["ip", "-6", "-json", "address", "show", "dev", "eth0"]);
         assert!(shown.contains("fd00:99::1"), "{shown}");
         assert!(!shown.contains("tentative"), "{shown}");

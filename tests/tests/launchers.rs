@@ -1,9 +1,9 @@
-//! Jobs started by the launchers people have: Open MPI's mpirun (PMIx) and MPICH's mpiexec.hydra
-//! (PMI-1), in one node and across nodes.
+//! Jobs started by common launchers: Open MPI's mpirun (PMIx) and MPICH's mpiexec.hydra (PMI-1), in
+//! one node and across nodes.
 //!
 //! The same program, unchanged, runs in all of them: `p2p-check` (job/examples), which checks every
-//! byte and prints who reaches whom. The launchers themselves talk TCP, so they run in the lab's
-//! namespaces and use nothing of the machine's own network.
+//! byte and prints which rank reaches which. The launchers themselves talk TCP, so they run in the
+//! lab's namespaces and use nothing of the machine's own network.
 
 use std::ffi::OsString;
 use std::fs;
@@ -38,7 +38,7 @@ impl Launcher {
         }
     }
 
-    /// How it is called in reports of `boot`.
+    /// Its name in reports of `boot`.
     fn protocol(self) -> &'static str {
         match self {
             Mpirun => "pmix",
@@ -46,7 +46,7 @@ impl Launcher {
         }
     }
 
-    /// False after saying SKIPPED.
+    /// Returns false after printing SKIPPED if it is not installed.
     fn is_here(self, test: &str) -> bool {
         let (program, package) = self.program();
         let path = std::env::var_os("PATH").unwrap_or_default();
@@ -120,7 +120,7 @@ impl Launcher {
         command
             .args(["-k", "5", PATIENCE, self.program().0])
             .args(self.options(lab, nodes, &scratch));
-        // Hydra passes the environment on to other nodes; mpirun passes what is named.
+        // Hydra passes the environment on to other nodes; mpirun passes the variables named.
         for (name, _) in variables.iter().filter(|_| self == Mpirun) {
             command.args(["-x", name]);
         }
@@ -397,8 +397,8 @@ fn ranks_of_other_nodes_are_reached_on_use() {
     }
 }
 
-/// One process cannot reach another: all of them hear who, where and why, and the launcher hears a
-/// failure.
+/// One process cannot reach another: all of them report which one, where and why, and the launcher
+/// gets a failure.
 #[test]
 fn a_node_without_a_daemon_is_named_by_all() {
     let test = "a_node_without_a_daemon_is_named_by_all";

@@ -312,20 +312,20 @@ fn root_and_members_of_a_group_get_leases() {
     let node = &lab.socket(0);
     // User, listening step, and whether it may. Each has its own port, because the daemon may still
     // hold that of the last one.
-    for (who, listen, may) in [
+    for (user, listen, may) in [
         (None, "listen:7000", true),
         (Some("uid:4001"), "listen:7001", true),
         (Some("uid:4000"), "listen:7002", false),
         (Some("uid:4000:4002"), "listen:7003", true),
     ] {
-        let steps: Vec<&str> = who.into_iter().chain(["path:lease", listen]).collect();
+        let steps: Vec<&str> = user.into_iter().chain(["path:lease", listen]).collect();
         let mut program = Program::start(PROGRAM, node, &steps);
-        if who.is_some() {
+        if user.is_some() {
             program.says("ok uid");
         }
         program.says("ok path");
         let line = program.line().expect("its word");
-        assert_eq!(line.starts_with("ok listen"), may, "{who:?}: {line}");
+        assert_eq!(line.starts_with("ok listen"), may, "{user:?}: {line}");
         program.kill();
     }
 }
@@ -390,7 +390,7 @@ fn one_thread_serves_connecting_and_accepted_streams() {
             .find(|r| r.peer_addr().port == stream.local_addr().port)
             .unwrap();
         to.arm(Interest::Readable);
-        assert!(!to.has_news(0));
+        assert!(!to.is_readable_beyond(0));
         while !far_poller.try_sleep() {
             far_poller.poll(|_| ());
         }

@@ -73,7 +73,7 @@ fn port_with_live_connections_can_be_listened_on_again() {
         let new = join(&here, &again, 7000);
         exchange(&old);
         exchange(&new);
-        // The own node connects through the daemon.
+        // This node itself connects through the daemon.
         let near = EspStream::builder()
             .connect_at(&there, address(1, 7000))
             .unwrap();

@@ -213,9 +213,9 @@ fn invalid_frames_of_a_holder_are_counted_and_harmless() {
             over.store(true, Ordering::Relaxed);
         });
         while !over.load(Ordering::Relaxed) || sent < 2000 {
-            let mut bytes = Frame::new(0, 1, 0).behind(&dice.bytes(1400)).bytes();
-            // Random bytes behind the addresses. Every second frame has a random source that no
-            // node has.
+            let mut bytes = Frame::new(0, 1, 0).trailing(&dice.bytes(1400)).bytes();
+            // Random bytes after the addresses. Every second frame has a random source that no node
+            // has.
             let types = [ESP, EDP, 0x0800, dice.word() as u16];
             let packet_type = types[dice.below(types.len())];
             dice.fill(&mut bytes[12..25]);

@@ -15,8 +15,8 @@ const ROUNDS: u32 = 200;
 /// Runs in a child, which ends with 0 if it returns true. The child's only thread is this one, and
 /// the test harness is the parent's.
 fn fork(run: impl FnOnce() -> bool) -> Pid {
-    // SAFETY: other threads may hold locks for ever in the child: it uses what this test is about
-    // and ends without unwinding or destructors of the process.
+    // SAFETY: other threads may hold locks for ever in the child: it uses only the objects under
+    // test and ends without unwinding or destructors of the process.
     match unsafe { nix::unistd::fork() }.unwrap() {
         nix::unistd::ForkResult::Parent { child } => Pid::from_raw(child.as_raw()).unwrap(),
         nix::unistd::ForkResult::Child => {

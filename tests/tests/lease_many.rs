@@ -1,4 +1,4 @@
-//! Many leased ports on a node share one demultiplexing point, also when leases, holders and
+//! Many leased ports on a node share one demultiplexing point, even when leases, holders and
 //! daemons end.
 
 use std::collections::BTreeMap;
@@ -39,7 +39,7 @@ fn groups() -> BTreeMap<u16, usize> {
             .to_string_lossy()
             .parse()
             .expect("a number");
-        // Other threads open and close descriptors meanwhile.
+        // Other threads open and close descriptors at the same time.
         let Ok(copy) = rustix::process::pidfd_getfd(&this, number, PidfdGetfdFlags::empty()) else {
             continue;
         };
@@ -143,7 +143,7 @@ fn daemon_closes_the_sockets_of_a_dead_holder_last() {
         return;
     };
     let daemon = daemon_pid(&lab, 0);
-    // The last close of a packet socket blocks for some 15 ms in the kernel, also for a spare one.
+    // The last close of a packet socket, even of a spare one, blocks for about 15 ms in the kernel.
     // The daemon has copies, so that the block is its own.
     let kept = |file: &u64| {
         let files = std::fs::read_dir(format!("/proc/{daemon}/fd"))

@@ -56,7 +56,7 @@ fn read_with_may_write_while_another_thread_waits() {
         // Reads in place.
         scope.spawn(|| {
             let answer = |bytes: &[u8]| {
-                assert!(right.has_news(0), "it is not consumed yet");
+                assert!(right.is_readable_beyond(0), "it is not consumed yet");
                 (&right).write_all(&vec![bytes[0]; ANSWER]).unwrap();
                 in_place.fetch_add(1, Ordering::SeqCst);
                 1

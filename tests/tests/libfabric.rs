@@ -1,5 +1,5 @@
-//! The provider of libfabric under the programs of Debian's package libfabric-bin, and what it
-//! stands on, between nodes.
+//! The provider of libfabric under the programs of Debian's package libfabric-bin, and the layer
+//! below it, between nodes.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -23,7 +23,8 @@ const LIMIT: &str = "60";
 /// The server of `fi_pingpong` among the sockets of its node: port 47592, no peer, listening.
 const LISTENS: &str = ":B9E8 00000000:0000 0A";
 
-/// Puts the provider where libfabric looks. `None`: a program is missing, so the test is skipped.
+/// Puts the provider into a folder for libfabric. `None`: a program is missing, so the test is
+/// skipped.
 fn provider(test: &str) -> Option<PathBuf> {
     if Command::new("fi_pingpong").arg("-h").output().is_err() {
         println!("{test}: SKIPPED: no fi_pingpong (apt install libfabric-bin)");
@@ -342,7 +343,7 @@ fn peers_access_registered_memory_only() {
         readable: true,
         writable: true,
     };
-    // SAFETY: it lives on, and is looked at after the accesses.
+    // SAFETY: it outlives the accesses, and is read only after them.
     assert!(unsafe { there.expose(5, exposure) });
     let place = |key, address| Remote { peer, key, address };
     let bytes: &'static [u8] = Box::leak((0..LENGTH).map(|at| at as u8).collect());

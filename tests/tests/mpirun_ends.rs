@@ -1,4 +1,5 @@
-//! A job of `esplab mpirun` ends when a part of it is killed: no process of it is left on any node.
+//! A job of `esplab mpirun` ends when a part of it is killed: none of its processes remains on any
+//! node.
 //!
 //! The ranks are shell scripts that ignore signals: they notice less than programs of MPI do.
 
@@ -78,7 +79,7 @@ impl Job {
             .expect("start esplab");
         let mut job = Job { esplab, room, mark };
         wait_until("the ranks run", || {
-            let ended = job.esplab.try_wait().expect("look at it");
+            let ended = job.esplab.try_wait().expect("its status");
             assert!(ended.is_none(), "esplab mpirun has ended: {ended:?}");
             job.mark.running(|line| line == "sleep 0.1 ").len() == 3
         });

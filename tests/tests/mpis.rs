@@ -1,4 +1,4 @@
-//! `esplab mpirun` with MPIs other than Open MPI 4: what is missing, and what their launchers get.
+//! `esplab mpirun` with MPIs other than Open MPI 4: missing parts, and the launchers' arguments.
 //!
 //! Most of these MPIs are not installed where the tests run. A script in place of their launcher
 //! shows its arguments and variables; `tests/mpi/mpis` runs the real ones.
@@ -10,7 +10,7 @@ use std::process::Command;
 
 use esp_tests::process::{Finished, bare_lab, output, programs};
 
-/// What the launchers print for `--version`.
+/// Output of the launchers for `--version`.
 const OPEN_MPI_5: &str = "mpirun (Open MPI) 5.0.11";
 const HYDRA: &str = "HYDRA build details:\n  Configure options: --with-device=ch4:ofi";
 
@@ -104,7 +104,7 @@ fn an_mpich_without_libfabric_is_refused() {
 #[test]
 fn a_missing_provider_is_an_error_with_its_command() {
     let prefix = Prefix::new("provider", "mpiexec", HYDRA, "exit 3");
-    // Beside the program of the build there is a provider.
+    // The folder of the built programs has a provider.
     let esplab = prefix.0.join("esplab");
     fs::hard_link(programs().join("esplab"), &esplab).expect("link the program");
     let dir = prefix.0.to_str().expect("a path of text");

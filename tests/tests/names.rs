@@ -128,7 +128,7 @@ fn lines_are_added_to_a_file_once() {
         assert!(
             written
                 .out
-                .ends_with(&format!(": {added} lines added, {kept} were there\n")),
+                .ends_with(&format!(": {added} lines added, {kept} already present\n")),
             "{}",
             written.out
         );

@@ -338,7 +338,7 @@ fn invalid_arguments_are_refused_with_a_reason() {
     for node in [0, 1] {
         let error = stream()
             .connect_at(&me, address(node, 7999))
-            .expect_err("nobody listens");
+            .expect_err("no listener");
         assert!(
             matches!(EspError::of(&error), Some(EspError::Refused { .. })),
             "{error}"

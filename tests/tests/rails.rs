@@ -130,7 +130,7 @@ fn programs_get_an_error_when_both_interfaces_are_silent() {
     left.write_all(&[1; 100]).unwrap();
     for end in [&mut left, &mut right] {
         end.set_read_timeout(Some(PATIENCE)).unwrap();
-        let error = end.read(&mut [0; 9]).expect_err("nobody is there");
+        let error = end.read(&mut [0; 9]).expect_err("no peer");
         let error = EspError::of(&error).expect("one of ours").clone();
         assert!(matches!(error, EspError::TimedOut { .. }), "{error:?}");
     }

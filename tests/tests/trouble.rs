@@ -91,7 +91,7 @@ fn a_silent_partition_that_stays_ends_both_sides() {
     busy.write_all(&[1; 10_000]).unwrap();
     for mut end in [&idle, &idle_peer, &busy, &busy_peer] {
         end.set_read_timeout(Some(PATIENCE)).unwrap();
-        let error = typed(&end.read(&mut [0; 9]).expect_err("nobody is there"));
+        let error = typed(&end.read(&mut [0; 9]).expect_err("no peer"));
         assert!(matches!(error, EspError::TimedOut { .. }), "{error:?}");
     }
     partition(&lab, false);
@@ -201,7 +201,7 @@ fn a_restarted_node_takes_the_same_ports_again() {
         works(&left, &right);
         drop((left, right));
         // The next round finds this connection stale.
-        wait_until("the connection is over", || {
+        wait_until("the connection has ended", || {
             daemon.client().status().unwrap().connections.is_empty()
         });
         held.push(connect(&daemon.client()).unwrap());

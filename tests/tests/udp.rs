@@ -313,7 +313,7 @@ fn hostile_datagrams_change_nothing() {
     for length in 0..48 {
         send(&vec![0x88; length]);
     }
-    // The empty one is no packet at all.
+    // The empty one is not a packet at all.
     wait_until("the short ones are counted", || runts() == before + 47);
     let mut dice = Dice::new();
     std::thread::scope(|scope| {

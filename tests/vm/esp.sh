@@ -1,6 +1,6 @@
 #!/bin/sh
 # In the guest, whose kernel is another one than the host's: two nodes with an esp-daemon each, on a bridge with netem at its ports (at
-# the nodes' own ends it would do nothing: the daemon's frames bypass the queues there). In every kind of weather stations answer, and two ranks exchange messages of all sizes, every byte checked.
+# the nodes' own ends it would do nothing: the daemon's frames bypass the queues there). Under every kind of impairment stations answer, and two ranks exchange messages of all sizes, every byte checked.
 # On the host: ESP_VM_PRE=: ESP_VM_FILES="…/esp-daemon …/esping …/p2p-check" tests/vm/run tests/vm/esp.sh
 . /guest.sh
 modules veth bridge sch_netem af_packet
@@ -19,23 +19,23 @@ for node in 0 1; do
 done
 for node in 0 1; do for _ in $(seq 100); do [ -S /tmp/n$node.sock ] && break; sleep 0.1; done; done
 status=0
-bad() { echo "$weather: $*"; exit 1; }
+bad() { echo "$impairment: $*"; exit 1; }
 # netem WORDS...: at both ports
 netem() {
-  weather="$*"
+  impairment="$*"
   for node in 0 1; do
     on sw /sbin/tc qdisc del dev p$node root 2> /dev/null
     on sw /sbin/tc qdisc add dev p$node root netem "$@" || bad "netem is not there"
   done
 }
-# answers LEAST: of twenty requests, each there and back, at least so many are answered
+# answers MIN: at least MIN of twenty requests, each there and back, are answered
 answers() {
   answers=$(ESP_SOCKET=/tmp/n0.sock on 0 /t/esping -q -c 20 -i 0.02 -W 1 02:00:00:00:00:11 2>&1)
   count=$(echo "$answers" | sed -n 's/.* \([0-9]*\) received.*/\1/p')
   [ "${count:-0}" -ge "$1" ] || bad "esping: $answers"
 }
-# weather WORDS...: netem with these words; then the checks
-weather() {
+# impairment WORDS...: netem with these words; then the checks
+impairment() {
   netem "$@"
   answers 5
   # A job asks whether the other node is there, for a second at most (exit status 2): a busy host may need that for itself.
@@ -53,13 +53,13 @@ weather() {
   # The frames did meet netem.
   sent=$(on sw /sbin/tc -s qdisc show dev p0 | sed -n 's/.*bytes \([0-9]*\) pkt (dropped \([0-9]*\),.*/\1 \2/p')
   [ "${sent%% *}" -gt 500 ] || bad "$sent packets and drops"
-  case $weather in *loss*) [ "${sent##* }" -gt 0 ] || bad "nothing was lost";; esac
+  case $impairment in *loss*) [ "${sent##* }" -gt 0 ] || bad "nothing was lost";; esac
   read -r now _ < /proc/uptime
-  echo "at $now s, $weather: ${count:-0} of 20 answers, $sent packets and drops, $(grep '^PASS' /tmp/out.0)"
+  echo "at $now s, $impairment: ${count:-0} of 20 answers, $sent packets and drops, $(grep '^PASS' /tmp/out.0)"
 }
-weather loss 2%
-weather delay 1ms 1ms reorder 20% duplicate 10%
-weather loss 1% delay 500us 300us duplicate 2%
+impairment loss 2%
+impairment delay 1ms 1ms reorder 20% duplicate 10%
+impairment loss 1% delay 500us 300us duplicate 2%
 # Changed bytes are noticed by the frame check sequence of real Ethernet, which frames have not yet at netem (docs/wire-format.md,
 # integrity): here the daemons only have to stand them.
 netem corrupt 20%

@@ -1,7 +1,7 @@
 # Helpers inside the guest, for what ESP_VM_PRE says before a test runs.
 # busybox's shell prefers its own applets; these are iproute2's.
 ip() { /bin/ip "$@"; }; tc() { /sbin/tc "$@"; }; rdma() { /bin/rdma "$@"; }
-# modules NAME...: loads them and what they stand on
+# modules NAME...: loads them and their dependencies
 modules() {
   for m in "$@"; do grep "^$m " /lib/modules/order | while read -r _ file; do
     name=$(echo "${file%.ko}" | tr - _); [ -d "/sys/module/$name" ] || insmod "/lib/modules/$file" || echo "insmod $file failed"
@@ -34,7 +34,7 @@ wire() {
   rdma link add rxa type rxe netdev va; rdma link add rxb type rxe netdev vb; ready rxa rxb
 }
 # ordered: a wire that keeps the order of packets, as InfiniBand's and a card's do, and one processor for each end, as if they were two machines: what arrives
-# at va is handled by the first, at vb by the second (RPS), whoever sent it. For figures, with the programs bound likewise. Without it veth hands packets to the
+# at va is handled by the first, at vb by the second (RPS), whatever its sender. For figures, with the programs bound likewise. Without it veth hands packets to the
 # processor that sends: one in 2000 overtakes another, and all since the last acknowledgement is sent again.
 ordered() { echo 1 > /sys/class/net/va/queues/rx-0/rps_cpus; echo 2 > /sys/class/net/vb/queues/rx-0/rps_cpus; }
 # bad WORDS...: netem with these words at both ends of the wire

@@ -36,12 +36,12 @@ enum Family {
     Compare,
 }
 
-/// Returns the operation and type of C's numbers, if the calls of this family have them.
+/// Returns the operation and type that C's numbers stand for, if calls of this family support them.
 fn known(family: Family, datatype: c_int, op: c_int) -> Option<(AtomicOp, AtomicType)> {
     let op = *AtomicOp::ALL.get(usize::try_from(op).ok()?)?;
     let place = match datatype {
         FI_INT8..=FI_DOUBLE_COMPLEX => datatype,
-        // Between them are numbers of a length that depends on the machine.
+        // The numbers in between are types whose length depends on the machine.
         FI_INT128 | FI_UINT128 => datatype - FI_INT128 + FI_DOUBLE_COMPLEX + 1,
         _ => return None,
     };
@@ -54,7 +54,7 @@ fn known(family: Family, datatype: c_int, op: c_int) -> Option<(AtomicOp, Atomic
     (fits && number.supports(op)).then_some((op, number))
 }
 
-/// Values in local memory: a pointer and a number of them, or a list of such.
+/// Values in local memory: a pointer and a count, or a list of such pairs.
 #[derive(Clone, Copy)]
 enum Values {
     None,
@@ -70,14 +70,14 @@ enum Kind {
     Compare(Values, Values),
 }
 
-/// Parts in bytes, of which the first are used.
+/// Parts in bytes, and the number of them that are used.
 type Parts = ([libc::iovec; PARTS], usize);
 
 impl Values {
     /// Returns the parts in bytes, and the number of values.
     ///
     /// # Safety
-    /// A list that is not null has as many entries as it says.
+    /// A list that is not null must be valid for reads of as many entries as its length says.
     unsafe fn parts(self, size: usize) -> Result<(Parts, usize), c_int> {
         let mut parts = [one(std::ptr::null(), 0); PARTS];
         let mut sum = 0usize;
@@ -162,14 +162,14 @@ impl Call {
     /// Returns the arguments of a message of C, whose remote memory must be one part.
     ///
     /// # Safety
-    /// Null, or the program's message with its parts.
+    /// `msg` must be null or the program's message with valid parts.
     unsafe fn of_message(msg: *const MsgAtomic, flags: u64) -> Result<Call, c_int> {
         // SAFETY: the caller promises it.
         let msg = unsafe { msg.as_ref() }.ok_or(-EINVAL)?;
         if msg.rma_iov_count != 1 || msg.rma_iov.is_null() {
             return Err(-EINVAL);
         }
-        // SAFETY: one part, as the program says.
+        // SAFETY: the list has one part.
         let remote = unsafe { &*msg.rma_iov };
         Ok(Call {
             count: Some(remote.count),
@@ -185,8 +185,8 @@ impl Call {
 }
 
 /// # Safety
-/// `ep` is as `object::body` says; local memory and lists are valid, results are lent until the
-/// completion.
+/// `ep` must meet the conditions of `object::body`. Local memory and lists must be valid; the
+/// memory of results must stay valid until the completion.
 unsafe fn start(ep: *mut c_void, call: &Call) -> isize {
     // SAFETY: the caller promises it.
     let found = unsafe { endpoint(ep) };
@@ -204,7 +204,7 @@ unsafe fn start(ep: *mut c_void, call: &Call) -> isize {
         fn used(parts: &Parts) -> &[libc::iovec] {
             &parts.0[..parts.1]
         }
-        // Reading has no operands.
+        // A read has no operands.
         let default = if op == AtomicOp::Read {
             results.1
         } else {
@@ -230,8 +230,8 @@ unsafe fn start(ep: *mut c_void, call: &Call) -> isize {
     }))
 }
 
-/// Defines a call: its name, its arguments before those of the remote memory, what they are, and
-/// which values it returns.
+/// Defines a call: its name, its arguments before those of the remote memory, its operands, and its
+/// kind.
 macro_rules! call {
     ($name:ident, ($($argument:ident: $type:ty),*), $operands:expr, $kind:expr) => {
         unsafe extern "C" fn $name(
@@ -245,13 +245,13 @@ macro_rules! call {
             ctx: *mut c_void,
         ) -> isize {
             let call = Call::new($operands, (to, address, key), (datatype, op), ctx);
-            // SAFETY: what the program passes.
+            // SAFETY: the program passes valid arguments.
             unsafe { start(ep, &call.of_kind($kind)) }
         }
     };
 }
 
-/// Defines a call with a message of C: its name, its other arguments, and which values it returns.
+/// Defines a call with a message of C: its name, its other arguments, and its kind.
 macro_rules! message_call {
     ($name:ident, ($($argument:ident: $type:ty),*), $kind:expr) => {
         unsafe extern "C" fn $name(
@@ -260,7 +260,7 @@ macro_rules! message_call {
             $($argument: $type,)*
             flags: u64,
         ) -> isize {
-            // SAFETY: what the program passes.
+            // SAFETY: the program passes valid arguments.
             unsafe {
                 match Call::of_message(msg, flags) {
                     Ok(call) => start(ep, &call.of_kind($kind)),
@@ -271,7 +271,7 @@ macro_rules! message_call {
     };
 }
 
-/// Defines a call that asks for the maximum number of values.
+/// Defines a call that returns the maximum number of values.
 macro_rules! valid_call {
     ($name:ident, $family:expr) => {
         unsafe extern "C" fn $name(
@@ -280,7 +280,7 @@ macro_rules! valid_call {
             op: c_int,
             count: *mut usize,
         ) -> c_int {
-            // SAFETY: what the program passes.
+            // SAFETY: the program passes valid arguments.
             unsafe { valid(ep, $family, (datatype, op), count) }
         }
     };
@@ -317,7 +317,7 @@ unsafe extern "C" fn inject(
         silent: true,
         ..Call::new(Values::One(at, count), to, (datatype, op), none)
     };
-    // SAFETY: what the program passes.
+    // SAFETY: the program passes valid arguments.
     unsafe { start(ep, &call) }
 }
 
@@ -402,7 +402,7 @@ message_call!(
 );
 
 /// # Safety
-/// `ep` is as `object::body` says; `count` is null or writable.
+/// `ep` must meet the conditions of `object::body`; `count` must be null or valid for writes.
 unsafe fn valid(
     ep: *mut c_void,
     family: Family,
@@ -440,7 +440,7 @@ pub(crate) unsafe extern "C" fn query(
         FI_COMPARE_ATOMIC => Family::Compare,
         _ => return -EINVAL,
     };
-    // SAFETY: the object of this table, and what the program passes.
+    // SAFETY: the object of this table, and valid arguments of the program.
     let (found, attr) = unsafe { (domain(domain_at), attr.as_mut()) };
     code(found.and_then(|_| {
         let attr = attr.ok_or(-EINVAL)?;

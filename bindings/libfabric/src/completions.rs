@@ -1,7 +1,7 @@
-//! Completions: from requests of the layer that are over to queues and counters.
+//! Passes completed requests of the layer on to queues and counters.
 //!
-//! The layer reports with its lock held. What needs the layer again, such as posting the rest of a
-//! multi-receive buffer, is deferred until it has been released.
+//! The layer reports with its lock held. Work that needs the layer again, such as posting the rest
+//! of a multi-receive buffer, is deferred until the lock has been released.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,11 +16,11 @@ use crate::queue::{Entry, errno};
 
 /// Flags of accesses of peers.
 pub(crate) const REMOTE: u64 = FI_REMOTE_READ | FI_REMOTE_WRITE;
-/// Flags that select what a counter counts.
+/// Flags that select the operations that a counter counts.
 const COUNTED: u64 = FI_SEND | FI_RECV | FI_READ | FI_WRITE | REMOTE;
 
 impl Core {
-    /// Reports a request that is over.
+    /// Reports a completed request.
     pub(crate) fn complete(&self, completion: Completion) {
         if let Ended::Served { .. } = completion.ended {
             return self.served(&completion);
@@ -42,7 +42,7 @@ impl Core {
         while let Some((kind, completion)) = self.next_deferred() {
             match kind {
                 Kind::Plain => {}
-                Kind::Multi(multi) => self.multi_over(&multi, &completion),
+                Kind::Multi(multi) => self.complete_multi(&multi, &completion),
             }
         }
     }
@@ -56,7 +56,7 @@ impl Core {
         next
     }
 
-    /// Reports an operation that is over to its queue and counters.
+    /// Reports a completed operation to its queue and counters.
     pub(crate) fn finish(&self, operation: &Operation, completion: &Completion) {
         let receives = operation.flags & FI_RECV != 0;
         let length = completion.length.min(operation.room);
@@ -94,7 +94,7 @@ impl Core {
                 entry.error = errno(error);
                 entry.length = 0;
                 let text = error.to_string();
-                // Open MPI does not ask for the text of an error.
+                // Open MPI never reads the text of an error.
                 if matches!(error, p2p::Error::PeerFailed { .. }) {
                     host::warn(&text);
                 }
@@ -103,7 +103,7 @@ impl Core {
         }
     }
 
-    /// Adds an entry to its queue, and counts it. Errors are reported though not `wanted`. Wakes
+    /// Adds an entry to its queue, and counts it. Errors are reported even if not `wanted`. Wakes
     /// no thread: that takes the layer's lock, which the caller may hold.
     pub(crate) fn report(&self, mut entry: Entry, wanted: bool, text: Option<&str>) {
         let Some(bound) = self.bound.get() else {
@@ -142,7 +142,7 @@ impl Core {
         }
     }
 
-    fn multi_over(&self, multi: &Arc<Multi>, completion: &Completion) {
+    fn complete_multi(&self, multi: &Arc<Multi>, completion: &Completion) {
         let used = multi.used.load(Ordering::Relaxed);
         let room = multi.length - used;
         let length = completion.length.min(room);
@@ -157,7 +157,7 @@ impl Core {
             operation.wanted = true;
         }
         multi.used.store(used + length, Ordering::Relaxed);
-        // The rest first: the program may close the endpoint when it learns of this part.
+        // Post the rest first: the program may close the endpoint when it learns of this part.
         let posted = if goes_on {
             self.post_rest(multi)
         } else {
@@ -171,7 +171,7 @@ impl Core {
         if let Ok(Some(refused)) = posted {
             self.finish(&refused.0, &refused.1);
         }
-        // Cancelled before the rest was posted: the canceller has not found it.
+        // It was cancelled before the rest was posted, so the canceller has not found the rest.
         if goes_on && multi.cancelled.load(Ordering::SeqCst) {
             self.cancel_rest(multi);
         }

@@ -1,7 +1,7 @@
-//! An endpoint's inside, and its progress.
+//! State of an endpoint, and its progress.
 //!
-//! The layer's lock is taken first, then that of the operations or of a queue: `completions` are
-//! reported with it held.
+//! The layer's lock is taken first, then that of the operations or of a queue, because
+//! `completions` are reported with the layer's lock held.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
@@ -22,12 +22,13 @@ use crate::queue::{Counter, NAP, Queue};
 use crate::vector::{Name, padded};
 use crate::wakeups::Wakeups;
 
-/// Empty polls in a row after which the core is given up once: another process may have to run
-/// before there is an event. On a core of its own, a program loses some nanoseconds for each poll.
+/// Number of consecutive empty polls after which the thread yields its core once: another process
+/// may have to run before there is an event. A program on a core of its own loses a few nanoseconds
+/// per poll.
 const POLLS_PER_YIELD: u32 = 64;
-/// Longest sleep on a core on which another process computes. Messages of the program's other
-/// transports are delayed by at most this.
-const LONGEST_SLEEP: Duration = Duration::from_micros(200);
+/// Maximum sleep on a core on which another process computes. Messages of the program's other
+/// transports are delayed by at most this time.
+const MAX_SLEEP: Duration = Duration::from_micros(200);
 
 /// Objects to which an enabled endpoint is bound.
 #[derive(Debug, Default)]
@@ -40,7 +41,7 @@ pub(crate) struct Bound {
     pub(crate) counters: Vec<(Arc<Counter>, u64)>,
 }
 
-/// The inside of an endpoint.
+/// State of an endpoint.
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) open: OnceLock<OpenEndpoint>,
@@ -51,10 +52,10 @@ pub(crate) struct Core {
     pub(crate) early: Mutex<Vec<(u64, Name)>>,
     pub(crate) deferred: Mutex<VecDeque<(Kind, Completion)>>,
     pub(crate) has_deferred: AtomicBool,
-    /// Held by the thread that does what was deferred, so that parts of a multi-receive buffer are
+    /// Held by the thread that does the deferred work, so that parts of a multi-receive buffer are
     /// reported in order. Never taken with the layer's lock held.
     pub(crate) deferring: Mutex<()>,
-    /// Multi-receive buffers, to be cancelled also between two messages.
+    /// Multi-receive buffers, so that one can be cancelled even between two messages.
     pub(crate) multis: Mutex<Vec<Weak<Multi>>>,
     pub(crate) claims: Mutex<HashMap<usize, u64>>,
     pub(crate) minimum: AtomicUsize,
@@ -67,7 +68,7 @@ pub(crate) struct Core {
     /// same time may lose a count, which does no harm.
     empty_polls: AtomicU32,
     yielder: Yielder,
-    /// Threads and programs that sleep until there is progress to be made.
+    /// Wake-ups of the threads and programs that sleep until there is progress to be made.
     wakeups: RwLock<Vec<Arc<Wakeups>>>,
     has_wakeups: AtomicBool,
 }
@@ -122,14 +123,14 @@ impl Core {
         Ok(padded(&open.name))
     }
 
-    /// Starts an operation. -FI_EAGAIN: too many are under way.
+    /// Starts an operation. Returns -FI_EAGAIN if too many are under way.
     pub(crate) fn begin(&self, operation: Operation) -> Result<u64, c_int> {
         lock(&self.operations).insert(operation).ok_or(-EAGAIN)
     }
 
-    /// Checks whether an operation with these flags may start: one with a fence once all operations
-    /// to its peer are over. -FI_EAGAIN: not yet. The program tries again, and every operation
-    /// behind it is started later.
+    /// Checks whether an operation with these flags may start: one with a fence may once all
+    /// operations to its peer are complete. Returns -FI_EAGAIN until then. The program tries again,
+    /// and starts all later operations after it.
     #[inline]
     pub(crate) fn pass_fence(&self, flags: u64, peer: Rank) -> Result<(), c_int> {
         if flags & FI_FENCE == 0 {
@@ -142,15 +143,16 @@ impl Core {
         Ok(())
     }
 
-    /// Notes the request of an operation, unless it is over, to be cancelled by it.
+    /// Stores the request of an operation, by which it can be cancelled, unless the operation is
+    /// complete.
     pub(crate) fn note(&self, number: u64, request: RequestId) {
         if let Some(operation) = lock(&self.operations).get_mut(number) {
             operation.request = Some(request);
         }
     }
 
-    /// Cancels a receive. Of a multi-receive buffer that a message is filling, that message is the
-    /// last one.
+    /// Cancels a receive. If a message is filling a multi-receive buffer, it is the buffer's last
+    /// message.
     pub(crate) fn cancel(&self, context: usize) -> Result<(), c_int> {
         self.layer()?;
         let request = lock(&self.operations).find(context);
@@ -166,7 +168,7 @@ impl Core {
         Ok(())
     }
 
-    /// Returns a multi-receive buffer with this context that was not cancelled.
+    /// Returns the multi-receive buffer with this context, unless it was cancelled.
     fn multi_with(&self, context: usize) -> Option<Arc<Multi>> {
         let multis = lock(&self.multis);
         let mut all = multis.iter().filter_map(Weak::upgrade);
@@ -183,12 +185,12 @@ impl Core {
 
     fn cancel_request(&self, request: RequestId) {
         if let Ok(layer) = self.layer() {
-            // One that is over is reported as such.
+            // A completed request is reported as completed.
             let _ = layer.cancel(request);
         }
     }
 
-    /// Makes progress for the program, and reports what is over.
+    /// Makes progress for the program, and reports completed requests.
     pub(crate) fn progress(&self) {
         let events = self.make_progress();
         if self.has_wakeups.load(Ordering::Acquire) {
@@ -198,8 +200,8 @@ impl Core {
         self.let_others_run(events);
     }
 
-    /// Gives up the core after some polls in a row without events, and sleeps until there is one if
-    /// another process computes there. The caller holds no lock.
+    /// Yields the core after [`POLLS_PER_YIELD`] consecutive polls without events, or sleeps until
+    /// there is an event if another process computes on it. The caller holds no lock.
     #[inline]
     fn let_others_run(&self, events: usize) {
         if events != 0 {
@@ -212,12 +214,12 @@ impl Core {
             return;
         }
         match self.layer() {
-            Ok(layer) if self.yielder.is_contended() => layer.sleep(LONGEST_SLEEP),
+            Ok(layer) if self.yielder.is_contended() => layer.sleep(MAX_SLEEP),
             _ => self.yielder.yield_now(),
         }
     }
 
-    /// Makes progress, and reports what is over. Returns the number of events.
+    /// Makes progress, and reports completed requests. Returns the number of events.
     pub(crate) fn make_progress(&self) -> usize {
         let Ok(layer) = self.layer() else { return 0 };
         if self.is_full() {
@@ -230,8 +232,8 @@ impl Core {
         events
     }
 
-    /// Returns true if the queue of numbers of peers is full. No other limit bounds them, so no
-    /// more are accepted then.
+    /// Returns true if the queue holds the maximum number of entries for numbers that came with
+    /// peers' writes. No other limit bounds these, so the endpoint makes no progress then.
     fn is_full(&self) -> bool {
         let queue = self.bound.get().and_then(|bound| bound.rx.as_ref());
         queue.is_some_and(|queue| queue.has_many_numbers())
@@ -242,7 +244,8 @@ impl Core {
         self.calls.load(Ordering::SeqCst)
     }
 
-    /// Rings whenever a thread polls the layer, which cancels requests for wake-ups.
+    /// Adds wake-ups, which ring whenever a thread polls the layer: polling cancels requests for
+    /// wake-ups.
     pub(crate) fn add_wakeups(&self, wakeups: &Arc<Wakeups>) {
         let mut all = self.wakeups.write().unwrap_or_else(PoisonError::into_inner);
         if !all.iter().any(|one| Arc::ptr_eq(one, wakeups)) {
@@ -251,7 +254,7 @@ impl Core {
         self.has_wakeups.store(true, Ordering::Release);
     }
 
-    /// Rings after a request was started, which may be over already.
+    /// Rings after a request was started, which may be complete already.
     pub(crate) fn started(&self) {
         if self.has_wakeups.load(Ordering::Acquire) {
             self.ring();
@@ -263,15 +266,15 @@ impl Core {
         all.iter().for_each(|one| one.ring());
     }
 
-    /// Waits until `over` returns true or the deadline has passed, at least for one event; while
-    /// the queue of numbers of peers is full, only for a short time.
-    pub(crate) fn wait(&self, deadline: Option<Instant>, over: &dyn Fn() -> bool) {
+    /// Makes progress until `done` returns true, work is deferred, or the deadline has passed.
+    /// Sleeps only for a short time while the queue of numbers of peers is full.
+    pub(crate) fn wait(&self, deadline: Option<Instant>, done: &dyn Fn() -> bool) {
         let Ok(layer) = self.layer() else { return };
         if self.is_full() {
             return std::thread::sleep(NAP);
         }
         let report = |completion| self.complete(completion);
-        let stop = || over() || self.has_deferred.load(Ordering::Acquire) || self.is_full();
+        let stop = || done() || self.has_deferred.load(Ordering::Acquire) || self.is_full();
         layer.wait(deadline, report, stop);
         self.do_deferred();
         self.started();
@@ -284,7 +287,7 @@ impl Core {
     }
 }
 
-/// Locks a mutex. What it guards is consistent after every statement.
+/// Locks a mutex, even a poisoned one: the data is consistent after every statement.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

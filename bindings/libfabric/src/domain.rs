@@ -1,4 +1,4 @@
-//! Domains: what opens the other objects.
+//! Domains, in which endpoints and other objects are opened.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -32,7 +32,7 @@ static MR_OPS: Table<3> = Table::new([
 #[derive(Debug, Default)]
 pub(crate) struct Domain {
     pub(crate) regions: Arc<Regions>,
-    /// Version of the interface that its user has asked for.
+    /// Version of the interface that the program requested.
     pub(crate) version: u32,
 }
 
@@ -65,7 +65,7 @@ pub(crate) unsafe extern "C" fn open(
 /// Returns the domain of an object.
 ///
 /// # Safety
-/// As `object::body`.
+/// `at` must meet the conditions of `object::body`.
 pub(crate) unsafe fn domain<'a>(at: *mut c_void) -> Result<&'a Domain, c_int> {
     // SAFETY: the caller promises it; `open` publishes this type.
     unsafe { body::<2, Domain>(at, FI_CLASS_DOMAIN) }

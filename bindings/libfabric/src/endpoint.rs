@@ -1,4 +1,4 @@
-//! Endpoints, as C sees them: opening, binding, enabling, options.
+//! C interface of endpoints: opening, binding, enabling, options.
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex};
@@ -28,7 +28,7 @@ struct Early {
 #[derive(Debug)]
 pub(crate) struct EndpointObject {
     pub(crate) core: Arc<Core>,
-    /// Flags of operations that do not name any.
+    /// Flags of operations that specify none.
     pub(crate) tx_flags: u64,
     pub(crate) rx_flags: u64,
     early: Mutex<Early>,
@@ -106,7 +106,7 @@ pub(crate) unsafe extern "C" fn open(
 /// Returns the endpoint of an object.
 ///
 /// # Safety
-/// As `object::body`.
+/// `at` must meet the conditions of `object::body`.
 #[inline]
 pub(crate) unsafe fn endpoint<'a>(at: *mut c_void) -> Result<&'a EndpointObject, c_int> {
     // SAFETY: the caller promises it; `open` publishes this type.
@@ -121,7 +121,8 @@ unsafe extern "C" fn close(at: *mut c_void) -> c_int {
             if let Err(error) = layer.close() {
                 host::warn(&format!("closing an endpoint: {error}"));
             }
-            // Discards completions of the operations: the program has its buffers back.
+            // Discards the completions of the operations: closing returns their buffers to the
+            // program.
             layer.poll(|_| ());
         }
         // SAFETY: the caller does not use it afterwards.
@@ -137,7 +138,7 @@ unsafe extern "C" fn bind(at: *mut c_void, other: *mut c_void, flags: u64) -> c_
 /// Binds an endpoint to another object.
 ///
 /// # Safety
-/// `other` is null or an object of libfabric.
+/// `other` must be null or an object of libfabric.
 unsafe fn bind_to(found: &EndpointObject, other: *mut c_void, flags: u64) -> Result<c_int, c_int> {
     let mut early = lock(&found.early);
     if found.core.open.get().is_some() {
@@ -166,7 +167,7 @@ unsafe fn bind_to(found: &EndpointObject, other: *mut c_void, flags: u64) -> Res
             return Err(-EINVAL);
         }
     } else {
-        // Event queues report nothing; everything else cannot be bound.
+        // Event queues report nothing; objects of other classes cannot be bound.
         let at = other.cast::<Fid>();
         // SAFETY: the caller promises it.
         if at.is_null() || unsafe { (*at).class } != FI_CLASS_EQ {
@@ -182,7 +183,7 @@ unsafe extern "C" fn control(at: *mut c_void, command: c_int, argument: *mut c_v
     code(found.and_then(|found| match command {
         FI_ENABLE => enable(found),
         FI_GETOPSFLAG if !argument.is_null() => {
-            // SAFETY: the program passes flags, which say of which direction.
+            // SAFETY: the program passes flags, whose input value selects the direction.
             unsafe {
                 let flags = argument.cast::<u64>();
                 let receives = *flags & FI_RECV != 0;
@@ -198,7 +199,7 @@ unsafe extern "C" fn control(at: *mut c_void, command: c_int, argument: *mut c_v
     }))
 }
 
-/// Opens the layer of an endpoint. After an error what was bound remains so.
+/// Opens the layer of an endpoint. After an error, the bound objects stay bound.
 fn enable(found: &EndpointObject) -> Result<c_int, c_int> {
     let mut early = lock(&found.early);
     if found.core.open.get().is_some() {
@@ -211,7 +212,7 @@ fn enable(found: &EndpointObject) -> Result<c_int, c_int> {
     let exposed = Arc::clone(&found.core.regions.exposed);
     let open = options().and_then(|options| job::endpoint::open(&options, exposed));
     let open = open.map_err(|why| {
-        host::warn(&format!("no endpoint: {why}"));
+        host::warn(&format!("cannot enable the endpoint: {why}"));
         -ENODATA
     })?;
     let bound = std::mem::take(&mut *early).bound;
@@ -220,7 +221,7 @@ fn enable(found: &EndpointObject) -> Result<c_int, c_int> {
     *lock(&found.vector) = Some(vector);
     if found.auto {
         let thread = ProgressThread::start(&found.core).map_err(|error| {
-            host::warn(&format!("no progress thread: {error}"));
+            host::warn(&format!("cannot start the progress thread: {error}"));
             -ENOMEM
         })?;
         *lock(&found.thread) = Some(thread);
@@ -306,5 +307,5 @@ unsafe extern "C" fn setopt(
     0
 }
 
-/// The option is not one of this provider.
+/// Error of an option that this provider does not have.
 const ENOPROTOOPT: c_int = 92;

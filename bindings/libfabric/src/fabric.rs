@@ -1,4 +1,4 @@
-//! Fabrics, and event queues, which stay empty: nothing is asynchronous there.
+//! Fabrics, and event queues, which stay empty: no operation reports to them asynchronously.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::time::{Duration, Instant};
@@ -36,15 +36,15 @@ pub(crate) unsafe extern "C" fn open(
         version
     };
     let identity = (FI_CLASS_FABRIC, context);
-    // `fid_fabric` ends with the version, which this object has as its body.
+    // `fid_fabric` ends with the version, which is the body of this object.
     // SAFETY: `place` is writable.
     unsafe { publish(place, identity, OPS.at(), [FABRIC_OPS.at()], version) }
 }
 
-/// Checks a fabric. Returns the version of the interface that its user has asked for.
+/// Checks a fabric. Returns the version of the interface that the program requested.
 ///
 /// # Safety
-/// As `object::body`.
+/// `fabric` must meet the conditions of `object::body`.
 pub(crate) unsafe fn check(fabric: *mut c_void) -> Result<u32, c_int> {
     // SAFETY: the caller promises it; `open` publishes this type.
     unsafe { body::<1, u32>(fabric, FI_CLASS_FABRIC) }.copied()
@@ -58,7 +58,7 @@ unsafe extern "C" fn close(fabric: *mut c_void) -> c_int {
     }))
 }
 
-/// Prepares a sleep on the descriptors of queues. -FI_EAGAIN: one has something to read.
+/// Prepares a sleep on the descriptors of queues. Returns -FI_EAGAIN if one has something to read.
 unsafe extern "C" fn trywait(fabric: *mut c_void, all: *mut *mut c_void, count: c_int) -> c_int {
     // SAFETY: the object of this table.
     if unsafe { check(fabric) }.is_err() || (all.is_null() && count > 0) {

@@ -1,8 +1,8 @@
 //! The types and constants of libfabric's headers that the provider needs, written by hand.
 //!
 //! The layouts are those of ABI 1.1 (`fi_info` and its parts) and of the tables of functions, which
-//! grow at their end only and begin with their size. Structures that the library allocates are read
-//! and written up to the fields that every version has.
+//! grow only at their end and begin with their size. In structures that the library allocates, only
+//! fields that every version has are read and written.
 #![allow(
     missing_docs,
     reason = "the names are those of libfabric's manual pages"
@@ -51,7 +51,7 @@ pub(crate) const FI_ADDR_UNSPEC: u64 = u64::MAX;
 pub(crate) const FI_ORDER_SAS: u64 = 1 << 8;
 /// Reads and writes after reads and writes, of both RMA and atomic operations.
 pub(crate) const FI_ORDER_ACCESSES: u64 = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 4 | 0xFF << 32;
-/// Format of addresses and protocol of a provider's own.
+/// Provider-specific format of addresses, and protocol.
 pub(crate) const PROV_SPECIFIC: u32 = 1 << 31 | 0x4553;
 pub(crate) const FI_EP_RDM: c_int = 3;
 pub(crate) const FI_EP_UNSPEC: c_int = 0;
@@ -64,7 +64,7 @@ pub(crate) const FI_MR_BASIC: c_int = 1;
 pub(crate) const FI_MR_SCALABLE: c_int = 2;
 pub(crate) const FI_MR_VIRT_ADDR: c_int = 1 << 4;
 pub(crate) const FI_MR_PROV_KEY: c_int = 1 << 6;
-/// Tag format in which every bit may be a field of its own.
+/// Tag format in which every bit may be a separate field.
 pub(crate) const FI_TAG_GENERIC: u64 = 0xAAAA_AAAA_AAAA_AAAA;
 
 pub(crate) const FI_INT8: c_int = 0;
@@ -93,7 +93,7 @@ pub(crate) const FI_WAIT_NONE: c_int = 0;
 pub(crate) const FI_WAIT_FD: c_int = 3;
 pub(crate) const FI_WAIT_YIELD: c_int = 5;
 
-// Errors: errno, and libfabric's own from 256 on.
+// Errors: values of errno, and libfabric's own, which start at 256.
 pub(crate) const EIO: c_int = 5;
 pub(crate) const EAGAIN: c_int = 11;
 pub(crate) const EACCES: c_int = 13;
@@ -267,7 +267,7 @@ pub(crate) struct CntrAttr {
     pub(crate) flags: u64,
 }
 
-/// `fi_cq_tagged_entry`; the shorter formats are its beginnings.
+/// `fi_cq_tagged_entry`; the shorter formats are prefixes of it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct CqTagged {

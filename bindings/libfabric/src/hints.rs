@@ -1,17 +1,17 @@
-//! Hints of `fi_getinfo`: what a program asks for, and whether it is offered.
+//! Checks the hints of `fi_getinfo`: whether the provider offers what a program requests.
 
 use std::ffi::{CStr, c_char, c_int};
 
 use p2p::MAX_ATOMIC;
 
 use crate::ffi::*;
-use crate::transfer::{INJECT, LONGEST, PARTS};
+use crate::transfer::{INJECT, MAX_MESSAGE, PARTS};
 use crate::{NAME, host};
 
 /// Directions of messages, and of accesses to remote memory.
 const DIRECTIONS: u64 = FI_SEND | FI_RECV;
 const ACCESSES: u64 = FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
-/// Capabilities of an endpoint of which nothing was asked.
+/// Capabilities of an endpoint if the hints request none.
 const PRIMARY: u64 = FI_MSG
     | FI_TAGGED
     | FI_RMA
@@ -21,11 +21,12 @@ const PRIMARY: u64 = FI_MSG
     | FI_MULTI_RECV
     | FI_DIRECTED_RECV
     | FI_SOURCE;
-/// Capabilities that a program may ask for: reports of accesses cost something, and so does order.
+/// Capabilities that a program may request. Reports of accesses and fences have a cost, so they are
+/// not among the default ones.
 const OFFERED: u64 = PRIMARY | ALWAYS | FI_RMA_EVENT | FI_FENCE;
-/// Capabilities that are there without being asked for.
+/// Capabilities that every endpoint has, even if not requested.
 pub(crate) const ALWAYS: u64 = FI_LOCAL_COMM | FI_REMOTE_COMM | FI_SOURCE | FI_MULTI_RECV;
-/// Those of either direction.
+/// Capabilities of each direction.
 pub(crate) const TX: u64 =
     FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC | FI_SEND | FI_READ | FI_WRITE | FI_FENCE;
 pub(crate) const RX: u64 = FI_MSG
@@ -44,25 +45,26 @@ const TX_FLAGS: u64 = FI_INJECT
     | FI_COMPLETION
     | FI_DELIVERY_COMPLETE
     | FI_MATCH_COMPLETE
-    // Injected and transmitted in the sense of libfabric are sends that are over.
+    // FI_INJECT_COMPLETE and FI_TRANSMIT_COMPLETE: completed sends of this provider meet both.
     | 1 << 26
     | 1 << 27;
 const RX_FLAGS: u64 = FI_MULTI_RECV | FI_COMPLETION;
-/// Ordered are messages, and accesses, of one peer to another; not one kind against the other.
+/// Orders that are kept between two peers: among messages, and among accesses, but not between a
+/// message and an access.
 pub(crate) const ORDER: u64 = FI_ORDER_SAS | FI_ORDER_ACCESSES;
 /// Returns the reference of a pointer of C that may be null.
 ///
 /// # Safety
-/// A pointer that is not null is valid during the call of C.
+/// A pointer that is not null must be valid during the call from C.
 pub(crate) unsafe fn some<'a, T>(at: *const T) -> Option<&'a T> {
     // SAFETY: the caller promises it.
     unsafe { at.as_ref() }
 }
 
-/// Returns true if a text of C is null, or is this name.
+/// Returns true if a C string is null or equals [`NAME`].
 ///
 /// # Safety
-/// A text that is not null ends with NUL.
+/// A string that is not null must end with NUL.
 unsafe fn is_ours(text: *const c_char) -> bool {
     // SAFETY: the caller promises it.
     text.is_null() || unsafe { CStr::from_ptr(text) } == NAME
@@ -77,18 +79,18 @@ pub(crate) struct Asked {
     pub(crate) progress: c_int,
     pub(crate) tx_flags: u64,
     pub(crate) rx_flags: u64,
-    /// Endpoints of other nodes are asked for.
+    /// Endpoints of other nodes are requested.
     pub(crate) remote: bool,
 }
 
-/// Checks hints. The error says what is not offered.
+/// Checks hints. The error names what is not offered.
 ///
 /// # Safety
-/// The parts of the hints are null or valid.
+/// The parts of the hints must be null or valid.
 pub(crate) unsafe fn check(api: u32, hints: Option<&Info>) -> Result<Asked, &'static str> {
     let mut asked = Asked {
         caps: PRIMARY,
-        // Before version 1.5 the mode was one of two.
+        // Before version 1.5, the mode was one of two values; this one is the default.
         mr_mode: if api < version(1, 5) {
             FI_MR_SCALABLE
         } else {
@@ -129,11 +131,11 @@ pub(crate) unsafe fn check(api: u32, hints: Option<&Info>) -> Result<Asked, &'st
             return Err("an endpoint type other than FI_EP_RDM");
         }
         let foreign = ep.protocol != 0 && ep.protocol != PROV_SPECIFIC;
-        if foreign || ep.max_msg_size > LONGEST || ep.tx_ctx_cnt > 1 || ep.rx_ctx_cnt > 1 {
+        if foreign || ep.max_msg_size > MAX_MESSAGE || ep.tx_ctx_cnt > 1 || ep.rx_ctx_cnt > 1 {
             return Err("a protocol, a length of messages, or several contexts");
         }
-        if ep.max_order_raw_size > LONGEST
-            || ep.max_order_waw_size > LONGEST
+        if ep.max_order_raw_size > MAX_MESSAGE
+            || ep.max_order_waw_size > MAX_MESSAGE
             || ep.max_order_war_size > MAX_ATOMIC
         {
             return Err("order of longer accesses");
@@ -179,7 +181,7 @@ pub(crate) unsafe fn check(api: u32, hints: Option<&Info>) -> Result<Asked, &'st
     }
     // SAFETY: see above.
     if let Some(domain) = unsafe { some(hints.domain_attr) } {
-        // SAFETY: a text of C.
+        // SAFETY: a C string.
         if !unsafe { is_ours(domain.name) } {
             return Err("another domain");
         }
@@ -195,7 +197,8 @@ pub(crate) unsafe fn check(api: u32, hints: Option<&Info>) -> Result<Asked, &'st
             FI_MR_SCALABLE => FI_MR_SCALABLE,
             _ => asked.mr_mode,
         };
-        // A weaker model is part of the strongest one, and users want theirs back.
+        // The strongest model includes the weaker ones, and users expect their own model to be
+        // returned.
         if domain.threading != 0 {
             asked.threading = domain.threading;
         }
@@ -205,7 +208,7 @@ pub(crate) unsafe fn check(api: u32, hints: Option<&Info>) -> Result<Asked, &'st
     }
     // SAFETY: see above.
     if let Some(fabric) = unsafe { some(hints.fabric_attr) } {
-        // SAFETY: a text of C.
+        // SAFETY: a C string.
         if !unsafe { is_ours(fabric.name) } {
             return Err("another fabric");
         }

@@ -36,7 +36,7 @@ fn host() -> &'static Host {
         let version = find(c"fi_version").map_or(version(1, 17), |at| {
             // SAFETY: see above.
             let call: unsafe extern "C" fn() -> u32 = unsafe { std::mem::transmute(at) };
-            // SAFETY: it has no conditions.
+            // SAFETY: the function has no preconditions.
             unsafe { call() }
         });
         let log = find(c"fi_log").zip(find(c"fi_log_enabled"));
@@ -63,8 +63,8 @@ fn host() -> &'static Host {
 static CALLER: OnceLock<CString> = OnceLock::new();
 
 unsafe extern "C" {
-    /// Calls `visit` for each frame of the stack, the innermost first, until it returns other than
-    /// 0. A function of the unwinder, which every program of Rust has.
+    /// Calls `visit` for each frame of the stack, the innermost first, until it returns a value
+    /// other than 0. A function of the unwinder, which every Rust program contains.
     fn _Unwind_Backtrace(
         visit: unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int,
         argument: *mut c_void,
@@ -72,7 +72,7 @@ unsafe extern "C" {
     fn _Unwind_GetIP(frame: *mut c_void) -> usize;
 }
 
-/// Notes which library calls this one: a process may have loaded several versions of the host.
+/// Records which library calls this one: a process may have loaded several versions of the host.
 pub(crate) fn note_caller() {
     let mut file: Option<CString> = None;
     // SAFETY: `frame` gets the place, which lives until the call returns.
@@ -82,7 +82,7 @@ pub(crate) fn note_caller() {
     }
 }
 
-/// Returns the loaded object of an address: its base, and its file.
+/// Returns the loaded object that contains an address: its base, and its file.
 fn object_of(address: usize) -> Option<(usize, CString)> {
     // SAFETY: zeros are valid.
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
@@ -96,9 +96,9 @@ fn object_of(address: usize) -> Option<(usize, CString)> {
     Some((info.dli_fbase.addr(), file.to_owned()))
 }
 
-/// Takes the file of the first frame that is not of this library.
+/// Stores the file of the first frame that is not in this library.
 unsafe extern "C" fn visit_frame(frame: *mut c_void, place: *mut c_void) -> c_int {
-    // SAFETY: the two are those of `note_caller` and the unwinder.
+    // SAFETY: the unwinder passes `frame`, and `place` from `note_caller`.
     let (address, file) = unsafe { (_Unwind_GetIP(frame), &mut *place.cast::<Option<CString>>()) };
     let own = object_of(note_caller as *const () as usize);
     match object_of(address) {
@@ -123,8 +123,8 @@ fn find_in(path: &CStr, name: &CStr) -> *mut c_void {
     unsafe { libc::dlsym(handle, name.as_ptr()) }
 }
 
-/// Finds a symbol of the host library: of that which has called, else of any. It may be loaded for
-/// its users only.
+/// Finds a symbol of the host library: of the one that has called, or else of any. The host may be
+/// loaded with local scope, invisible to a global search.
 fn find(name: &CStr) -> *mut c_void {
     if let Some(caller) = CALLER.get() {
         let found = find_in(caller, name);
@@ -151,13 +151,13 @@ struct Search<'a> {
     found: *mut c_void,
 }
 
-/// Looks for the symbol in one loaded object.
+/// Searches one loaded object for the symbol.
 unsafe extern "C" fn visit(
     object: *mut libc::dl_phdr_info,
     _: libc::size_t,
     search: *mut c_void,
 ) -> c_int {
-    // SAFETY: the two are those of `find`.
+    // SAFETY: `object` is the loader's, and `search` comes from `find`.
     let (object, search) = unsafe { (&*object, &mut *search.cast::<Search<'_>>()) };
     if object.dlpi_name.is_null() {
         return 0;

@@ -1,4 +1,4 @@
-//! `fi_getinfo`: what the provider offers.
+//! `fi_getinfo`: describes the offers of the provider.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
@@ -8,11 +8,12 @@ use p2p::MAX_ATOMIC;
 use crate::ffi::*;
 use crate::hints::{ALWAYS, Asked, ORDER, RX, TX, check, some};
 use crate::memory::MAX_REGIONS;
-use crate::transfer::{INJECT, LONGEST, PARTS};
+use crate::transfer::{INJECT, MAX_MESSAGE, PARTS};
 use crate::vector::{NAME as NAME_LENGTH, Name, named, padded};
 use crate::{NAME, host};
 
-/// Operations under way of one direction, at least.
+/// Reported depth of the send and receive queues: an endpoint accepts at least this number of
+/// operations of each direction.
 const DEPTH: usize = 1024;
 
 /// `fi_getinfo` of the provider.
@@ -27,7 +28,7 @@ pub(crate) unsafe extern "C" fn getinfo(
     if place.is_null() {
         return -EINVAL;
     }
-    // SAFETY: null or the program's hints, and null or a text of C.
+    // SAFETY: null or the program's hints, and null or a C string.
     let offer = match unsafe { offer(version, (node, flags), some(hints)) } {
         Ok(offer) => offer,
         Err(code) => return code,
@@ -47,7 +48,7 @@ pub(crate) unsafe extern "C" fn getinfo(
     0
 }
 
-/// An offer to a program: what `fi_getinfo` describes.
+/// An offer to a program, which `fi_getinfo` describes.
 struct Offer {
     asked: Asked,
     destination: Option<Name>,
@@ -55,10 +56,10 @@ struct Offer {
     remote: bool,
 }
 
-/// Returns what is offered, or -FI_ENODATA.
+/// Returns an offer, or -FI_ENODATA.
 ///
 /// # Safety
-/// The node is null or a text of C; the parts of the hints are null or valid.
+/// The node must be null or a C string; the parts of the hints must be null or valid.
 unsafe fn offer(
     version: u32,
     (node, flags): (*const c_char, u64),
@@ -83,7 +84,7 @@ unsafe fn offer(
     })
 }
 
-/// Returns whether endpoints can reach those of other nodes; an error if there can be none.
+/// Returns whether endpoints can reach those of other nodes; an error if no endpoint is possible.
 fn is_remote_possible() -> Result<bool, c_int> {
     match options().and_then(|options| job::endpoint::check(&options)) {
         Ok(Reach::Network) => Ok(true),
@@ -98,16 +99,16 @@ fn is_remote_possible() -> Result<bool, c_int> {
     }
 }
 
-/// Returns the name of the peer that a program asks for.
+/// Returns the name of the peer that a program requests.
 ///
 /// # Safety
-/// As [`offer`].
+/// As for [`offer`].
 unsafe fn destination(
     (node, flags): (*const c_char, u64),
     hints: Option<&Info>,
 ) -> Result<Option<Name>, c_int> {
     let of_source = flags & FI_SOURCE != 0;
-    // SAFETY: the program passes as many bytes as it says.
+    // SAFETY: the program passes addresses with their lengths.
     let (from, to) = hints.map_or((None, None), |hints| unsafe {
         (
             hinted(hints.src_addr, hints.src_addrlen),
@@ -123,15 +124,15 @@ unsafe fn destination(
     }
     // SAFETY: the caller promises it.
     let text = unsafe { CStr::from_ptr(node) };
-    // Hosts have no endpoint of a known address.
+    // A host name or IP address does not identify an endpoint; only names of endpoints do.
     let found = text.to_str().ok().and_then(named).ok_or(-ENODATA)?;
     Ok(Some(found))
 }
 
-/// Returns an address of hints, if it is as long as a name.
+/// Returns an address of hints, if it has the length of a name.
 ///
 /// # Safety
-/// `length` bytes at `at` are readable, unless it is null.
+/// `at` must be null or valid for reads of `length` bytes.
 unsafe fn hinted(at: *const c_void, length: usize) -> Option<Name> {
     if at.is_null() || length != NAME_LENGTH {
         return None;
@@ -142,7 +143,7 @@ unsafe fn hinted(at: *const c_void, length: usize) -> Option<Name> {
 
 /// Copies an address for the host, which frees it. Null if there is no memory.
 fn address(name: &Name) -> (*mut c_void, usize) {
-    // SAFETY: no conditions.
+    // SAFETY: `malloc` has no preconditions.
     let copy = unsafe { libc::malloc(NAME_LENGTH) };
     if copy.is_null() {
         return (copy, 0);
@@ -152,12 +153,12 @@ fn address(name: &Name) -> (*mut c_void, usize) {
     (copy, NAME_LENGTH)
 }
 
-/// Returns the options of the environment.
+/// Reads the options from the environment.
 pub(crate) fn options() -> Result<job::Options, String> {
     job::Options::from_env().map_err(|error| error.to_string())
 }
 
-/// Copies a text for the host, which frees it.
+/// Copies a string for the host, which frees it.
 fn text(text: &CStr) -> *mut c_char {
     // SAFETY: it ends with NUL.
     unsafe { libc::strdup(text.as_ptr()) }
@@ -166,7 +167,7 @@ fn text(text: &CStr) -> *mut c_char {
 /// Fills in an allocation of the host. Returns false if it lacks a part.
 ///
 /// # Safety
-/// The parts are null or valid.
+/// The parts of `info` must be null or valid.
 unsafe fn fill(info: &mut Info, offer: &Offer) -> bool {
     let asked = &offer.asked;
     // SAFETY: the caller promises it.
@@ -185,7 +186,7 @@ unsafe fn fill(info: &mut Info, offer: &Offer) -> bool {
     let unreached = if offer.remote { 0 } else { FI_REMOTE_COMM };
     info.caps = (asked.caps | ALWAYS) & !unreached;
     (info.mode, info.addr_format) = (0, PROV_SPECIFIC);
-    // An endpoint gets its identity when it is enabled, as one of IP its port.
+    // An endpoint gets its identity when it is enabled, as a socket gets its port when it is bound.
     (info.src_addr, info.src_addrlen) = address(&padded(&unopened()));
     if let Some(name) = &offer.destination {
         (info.dest_addr, info.dest_addrlen) = address(name);
@@ -198,8 +199,8 @@ unsafe fn fill(info: &mut Info, offer: &Offer) -> bool {
     (rx.op_flags, rx.msg_order) = (asked.rx_flags, ORDER);
     (rx.size, rx.iov_limit) = (DEPTH, PARTS);
     (ep.kind, ep.protocol, ep.protocol_version) = (FI_EP_RDM, PROV_SPECIFIC, 1);
-    (ep.max_msg_size, ep.mem_tag_format) = (LONGEST, FI_TAG_GENERIC);
-    (ep.max_order_raw_size, ep.max_order_waw_size) = (LONGEST, LONGEST);
+    (ep.max_msg_size, ep.mem_tag_format) = (MAX_MESSAGE, FI_TAG_GENERIC);
+    (ep.max_order_raw_size, ep.max_order_waw_size) = (MAX_MESSAGE, MAX_MESSAGE);
     // Longer reads are served while later writes arrive.
     ep.max_order_war_size = MAX_ATOMIC;
     (ep.tx_ctx_cnt, ep.rx_ctx_cnt) = (1, 1);
@@ -220,10 +221,10 @@ unsafe fn fill(info: &mut Info, offer: &Offer) -> bool {
     true
 }
 
-/// Writes a text for `fi_*_strerror`. Returns where it is.
+/// Writes a text for `fi_*_strerror`. Returns the address of the text.
 ///
 /// # Safety
-/// `room` bytes at `place` are writable.
+/// `place` must be null or valid for writes of `room` bytes.
 pub(crate) unsafe fn write_text(text: &CString, place: *mut c_char, room: usize) -> *const c_char {
     if place.is_null() || room == 0 {
         return c"see the log".as_ptr();

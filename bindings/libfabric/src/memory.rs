@@ -1,4 +1,4 @@
-//! Memory registrations: what peers may read and write. Messages need none.
+//! Memory registrations, whose memory peers may read and write. Messages need none.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -62,7 +62,7 @@ impl Regions {
     /// Registers memory. Returns the key.
     ///
     /// # Safety
-    /// As `p2p::Regions::expose`.
+    /// The request must meet the conditions of `p2p::Regions::expose`.
     unsafe fn add(&self, request: &Request) -> Result<u64, c_int> {
         let mut keys = lock(&self.keys);
         if keys.counters.len() >= MAX_REGIONS {
@@ -115,13 +115,13 @@ impl Regions {
         lock(&self.keys).counters.remove(&key);
     }
 
-    /// Counts accesses to a registration from now on.
+    /// Binds a counter, which counts the accesses to a registration from now on.
     fn count_by(&self, key: u64, counter: &Arc<Counter>, flags: u64) {
         match lock(&self.keys).counters.get_mut(&key) {
             Some(counters) => counters.push((Arc::clone(counter), flags)),
             None => return,
         }
-        // An endpoint that joins meanwhile finds the counter.
+        // An endpoint that joins in the meantime finds the counter.
         self.endpoints.each(|core| counter.sources.add(core));
         self.exposed.report(key);
     }
@@ -136,7 +136,8 @@ impl Regions {
     }
 }
 
-/// `fid_mr` goes on with the descriptor and the key, which are the first fields of the body.
+/// The body of a `fid_mr`: after its fid and its descriptor, which is the head's table, it has the
+/// key.
 #[repr(C)]
 struct Registration {
     key: u64,
@@ -146,8 +147,8 @@ struct Registration {
 static OPS: Table<6> = Table::new([close as _, bind as _, control as _, NONE, NONE, NONE]);
 
 /// # Safety
-/// As `object::body`; `place` is null or writable; the memory of the request is valid until the
-/// registration is closed.
+/// `domain_at` must meet the conditions of `object::body`, `place` must be null or valid for
+/// writes, and the memory of the request must stay valid until the registration is closed.
 unsafe fn add(domain_at: *mut c_void, request: &Request, place: *mut *mut c_void) -> c_int {
     // SAFETY: the object of the table of domains.
     let found = unsafe { domain(domain_at) };
@@ -185,7 +186,7 @@ pub(crate) unsafe extern "C" fn register(
         key,
         context,
     };
-    // SAFETY: as the caller of this call promises.
+    // SAFETY: the program passes valid arguments.
     unsafe { add(domain, &request, place) }
 }
 
@@ -210,7 +211,7 @@ pub(crate) unsafe extern "C" fn register_parts(
         key,
         context,
     };
-    // SAFETY: as the caller of this call promises.
+    // SAFETY: the program passes valid arguments.
     unsafe { add(domain, &request, place) }
 }
 
@@ -227,7 +228,7 @@ pub(crate) unsafe extern "C" fn register_attr(
     if flags & FI_MR_DMABUF != 0 {
         return -ENOSYS;
     }
-    // SAFETY: as the caller of this call promises.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         register_parts(
             domain,
@@ -244,7 +245,7 @@ pub(crate) unsafe extern "C" fn register_attr(
 }
 
 /// # Safety
-/// As `object::body`.
+/// `at` must meet the conditions of `object::body`.
 unsafe fn registration<'a>(at: *mut c_void) -> Result<&'a Registration, c_int> {
     // SAFETY: the caller promises it; `add` publishes this type.
     unsafe { body::<1, Registration>(at, FI_CLASS_MR) }
@@ -260,8 +261,8 @@ unsafe extern "C" fn close(at: *mut c_void) -> c_int {
     }))
 }
 
-/// Binds a counter of accesses. A registration is of its domain; binding it to an endpoint changes
-/// nothing.
+/// Binds a counter of accesses. A registration belongs to its domain, so binding it to an endpoint
+/// changes nothing.
 unsafe extern "C" fn bind(at: *mut c_void, other: *mut c_void, flags: u64) -> c_int {
     // SAFETY: the object of this table, and null or one of libfabric.
     let (found, counter) = unsafe { (registration(at), counter(other)) };

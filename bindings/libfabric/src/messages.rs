@@ -1,4 +1,4 @@
-//! `fi_send`, `fi_recv` and their tagged kind, as C sees them.
+//! C interface of `fi_send`, `fi_recv` and their tagged variants.
 
 use std::ffi::{c_int, c_void};
 
@@ -18,7 +18,7 @@ pub(crate) fn context(at: *mut c_void) -> usize {
     at.expose_provenance()
 }
 
-/// Local memory, as the calls pass it.
+/// Local memory, in the forms in which calls pass it.
 #[derive(Clone, Copy)]
 pub(crate) enum Local {
     One(*const c_void, usize),
@@ -29,7 +29,7 @@ impl Local {
     /// Passes the parts to `f`.
     ///
     /// # Safety
-    /// A list has as many valid parts as it says.
+    /// A list must have as many valid parts as its length says.
     #[inline]
     pub(crate) unsafe fn with<R>(
         self,
@@ -43,7 +43,7 @@ impl Local {
     }
 }
 
-/// How the arguments of a send differ between the calls.
+/// Arguments of a send that differ between the calls.
 struct Send {
     local: Local,
     to: u64,
@@ -68,7 +68,7 @@ impl Send {
         }
     }
 
-    /// Returns a send without a completion: the memory is the program's again at once.
+    /// Returns a send without a completion: the program may reuse the memory at once.
     fn injected(local: Local, to: u64, tag: Option<u64>, data: Option<u64>) -> Send {
         Send {
             data,
@@ -89,7 +89,8 @@ impl Send {
 }
 
 /// # Safety
-/// `ep` is as `object::body` says; the memory is readable.
+/// `ep` must meet the conditions of `object::body`; the memory must be valid for reads until the
+/// completion.
 #[inline]
 unsafe fn start_send(ep: *mut c_void, send: &Send) -> isize {
     // SAFETY: the caller promises it.
@@ -113,7 +114,8 @@ unsafe fn start_send(ep: *mut c_void, send: &Send) -> isize {
 }
 
 /// # Safety
-/// `ep` is as `object::body` says; the memory is lent until the completion.
+/// `ep` must meet the conditions of `object::body`; the memory must be valid for writes until the
+/// completion.
 #[inline]
 unsafe fn start_receive(
     ep: *mut c_void,
@@ -125,7 +127,7 @@ unsafe fn start_receive(
     let found = unsafe { endpoint(ep) };
     long(found.and_then(|found| {
         let (tag_bits, ignore) = tag.unwrap_or((0, u64::MAX));
-        // The flag of endpoints means only messages without tags.
+        // The endpoint's flag applies only to messages without tags.
         let not_tagged = if tag.is_some() { FI_MULTI_RECV } else { 0 };
         let own_flags = found.rx_flags & !not_tagged;
         let start = |parts: &[libc::iovec]| {
@@ -144,11 +146,11 @@ unsafe fn start_receive(
     }))
 }
 
-/// Defines a table of calls, which have the arguments `tag` and `ignore` or not.
+/// Defines a table of calls, with or without the arguments `tag` and `ignore`.
 macro_rules! table {
     ($table:ident, $message:ty $(, $tag:ident, $ignore:ident)?) => {
         pub(crate) static $table: Table<9> = {
-            // SAFETY, of all calls: they pass on what the program passes.
+            // SAFETY, for all calls: they pass on the program's arguments.
             unsafe extern "C" fn recv(
                 ep: *mut c_void,
                 at: *mut c_void,

@@ -1,17 +1,18 @@
-//! Objects that C code holds: a head that libfabric's inline functions read, and ours behind it.
+//! Objects that C code holds: a head that libfabric's inline functions read, followed by a body of
+//! the provider.
 
 use std::ffi::{c_int, c_void};
 
 use crate::ffi::{EINVAL, ENOSYS, Fid};
 
-/// A table of functions. Its size shows the host which functions there are.
+/// A table of functions. Its size tells the host which functions it contains.
 #[repr(C)]
 pub(crate) struct Table<const N: usize> {
     size: usize,
     calls: [*const c_void; N],
 }
 
-// SAFETY: it is never changed, and functions may be called by any thread.
+// SAFETY: it is never changed, and any thread may call the functions.
 unsafe impl<const N: usize> Sync for Table<N> {}
 
 impl<const N: usize> Table<N> {
@@ -49,10 +50,10 @@ pub(crate) struct Object<const N: usize, T> {
     pub(crate) body: T,
 }
 
-/// Makes an object and passes it to the caller. Returns 0.
+/// Creates an object and stores its address at `place`. Returns 0.
 ///
 /// # Safety
-/// `place` is writable.
+/// `place` must be valid for writes.
 pub(crate) unsafe fn publish<const N: usize, T>(
     place: *mut *mut c_void,
     (class, context): (usize, *mut c_void),
@@ -75,8 +76,8 @@ pub(crate) unsafe fn publish<const N: usize, T>(
 /// Returns the body of an object, or -EINVAL for null and for objects of another class.
 ///
 /// # Safety
-/// A pointer that is not null is an object of libfabric that was not closed, and one of this class
-/// was made by [`publish`] with these types.
+/// `at` must be null or an object of libfabric that was not closed; one of this class must have
+/// been created by [`publish`] with these types.
 #[inline]
 pub(crate) unsafe fn body<'a, const N: usize, T>(
     at: *mut c_void,
@@ -94,20 +95,20 @@ pub(crate) unsafe fn body<'a, const N: usize, T>(
 /// Takes an object back from its user, who closes it.
 ///
 /// # Safety
-/// As [`body`]; the object is not used afterwards.
+/// As for [`body`]; in addition, the object must be of this class and must not be used afterwards.
 pub(crate) unsafe fn retract<const N: usize, T>(at: *mut c_void) -> T {
     // SAFETY: it came from a box in `publish`, and `body` has checked its class.
     let object = unsafe { Box::from_raw(at.cast::<Object<N, T>>()) };
     object.body
 }
 
-/// Turns a result into a return value of C.
+/// Converts a result to a return value of C.
 #[inline]
 pub(crate) fn code(result: Result<c_int, c_int>) -> c_int {
     result.unwrap_or_else(|code| code)
 }
 
-/// Turns a result into a return value of C.
+/// Converts a result to a return value of C.
 #[inline]
 pub(crate) fn long(result: Result<isize, c_int>) -> isize {
     result.unwrap_or_else(|code| code as isize)

@@ -12,7 +12,7 @@ use crate::vector::{Name, decode};
 /// Number of a peer that the layer does not know.
 const UNKNOWN: Rank = Rank::MAX;
 
-/// Numbers of addresses in the layer, and the reverse.
+/// Maps addresses to the layer's numbers of peers, and the reverse.
 #[derive(Debug, Default)]
 pub(crate) struct Map {
     peers: Vec<Rank>,
@@ -27,7 +27,7 @@ impl Core {
             return;
         };
         let peer = decode(name).and_then(|(identity, addresses)| {
-            // The own name in another form is still the own endpoint.
+            // A name of this endpoint in another form still denotes this endpoint.
             layer.add_peer(identity, addresses).ok()
         });
         let Some(peer) = peer else { return };
@@ -47,7 +47,8 @@ impl Core {
         }
     }
 
-    /// Forgets an address that was removed. Another one of the peer becomes its source.
+    /// Forgets an address that was removed. Another address of its peer, if there is one, becomes
+    /// the source of its messages.
     pub(crate) fn forget(&self, address: u64) {
         lock(&self.early).retain(|early| early.0 != address);
         let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);

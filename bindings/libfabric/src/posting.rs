@@ -1,4 +1,4 @@
-//! Posting receives, and operations that the layer refuses.
+//! Posts receives, and handles operations that the layer refuses.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ impl Core {
         Ok(())
     }
 
-    /// Posts a receive. Returns one that failed with its peer.
+    /// Posts a receive. Returns it with its failure if its peer has failed.
     fn try_post(
         &self,
         operation: Operation,
@@ -76,7 +76,8 @@ impl Core {
         Ok(())
     }
 
-    /// Takes back an operation that the layer has refused, to be reported if its peer has failed.
+    /// Takes back an operation that the layer has refused. Returns it, to be reported, if its peer
+    /// has failed.
     fn refused(&self, number: u64, error: &p2p::Error) -> Result<Refused, c_int> {
         let mut operation = lock(&self.operations).take(number).ok_or(-EIO)?;
         if let Kind::Multi(_) = operation.kind {

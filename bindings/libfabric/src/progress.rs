@@ -1,7 +1,7 @@
 //! Progress without calls of the program (`FI_PROGRESS_AUTO`): a thread for each endpoint.
 //!
-//! While the program makes progress itself the thread naps; a nap after its last call the thread
-//! takes over. It sleeps on the descriptors of the transports.
+//! While the program makes progress itself, the thread naps; one nap after the program's last call,
+//! the thread takes over. It sleeps on the descriptors of the transports.
 
 use std::io;
 use std::sync::Arc;
@@ -14,9 +14,10 @@ use crate::wakeups::Wakeups;
 
 /// Nap while the program makes progress.
 const NAP: Duration = Duration::from_millis(1);
-/// Longest sleep, in case a transport does not wake the thread.
-const LONGEST: Duration = Duration::from_secs(1);
-/// Polls with events before the thread looks whether it is to stop, or the program has returned.
+/// Maximum sleep, in case a transport does not wake the thread.
+const MAX_SLEEP: Duration = Duration::from_secs(1);
+/// Number of polls with events after which the thread checks whether to stop, and whether the
+/// program makes progress again.
 const POLLS: usize = 1000;
 
 /// A progress thread. Dropping it ends the thread.
@@ -72,7 +73,7 @@ fn run(core: &Arc<Core>, wakeups: &Wakeups, stop: &AtomicBool) {
             continue;
         }
         let idle = || !stop.load(Ordering::SeqCst) && core.calls() == seen;
-        if wakeups.prepare(&cores, Some(LONGEST), idle) {
+        if wakeups.prepare(&cores, Some(MAX_SLEEP), idle) {
             wakeups.sleep();
         } else {
             std::thread::yield_now();

@@ -1,4 +1,5 @@
-//! Completion queues and counters: what endpoints report, until the program reads it.
+//! Completion queues and counters, which hold the reports of endpoints until the program reads
+//! them.
 
 use std::collections::VecDeque;
 use std::ffi::{CString, c_int};
@@ -12,14 +13,15 @@ use crate::core::Core;
 use crate::ffi::{EACCES, ECANCELED, EINVAL, EIO, ENOTCONN, FI_ADDR_UNSPEC, FI_REMOTE_WRITE};
 use crate::wakeups::Wakeups;
 
-/// Completions that wait in a queue before operations are refused by -FI_EAGAIN.
+/// Number of completions in a queue at which new operations are refused with -FI_EAGAIN.
 pub(crate) const FULL: usize = 64 << 10;
-/// Texts of errors that a queue keeps for `fi_cq_strerror`.
+/// Number of error texts that a queue keeps for `fi_cq_strerror`.
 const TEXTS: usize = 64;
 /// First number of these texts.
 const FIRST_TEXT: c_int = 10_000;
-/// Pause of a thread that waits for several endpoints, for one without room, or for none.
+/// Pause of a thread that waits for several endpoints or for one whose queue is full.
 pub(crate) const NAP: Duration = Duration::from_micros(50);
+/// Pause of a thread that waits without an endpoint.
 const LONG_NAP: Duration = Duration::from_millis(5);
 
 /// A completion.
@@ -41,7 +43,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// An entry that says nothing.
+    /// An entry without any values.
     pub(crate) const EMPTY: Entry = Entry {
         context: 0,
         flags: 0,
@@ -107,14 +109,14 @@ impl Sources {
         self.each(|core| core.wake());
     }
 
-    /// Makes progress and sleeps until `over` returns true or the deadline has passed. Returns what
-    /// `over` said last.
-    fn wait(&self, deadline: Option<Instant>, over: &dyn Fn() -> bool) -> bool {
+    /// Makes progress and sleeps until `done` returns true or the deadline has passed. Returns the
+    /// last value of `done`.
+    fn wait(&self, deadline: Option<Instant>, done: &dyn Fn() -> bool) -> bool {
         loop {
             let added = self.added.load(Ordering::SeqCst);
             self.progress();
             let now = Instant::now();
-            if over() {
+            if done() {
                 return true;
             }
             if deadline.is_some_and(|at| at <= now) {
@@ -128,7 +130,7 @@ impl Sources {
             match first {
                 Some(core) if second.is_none() => {
                     let is_alone = || self.added.load(Ordering::SeqCst) == added;
-                    core.wait(deadline, &|| over() || !is_alone());
+                    core.wait(deadline, &|| done() || !is_alone());
                 }
                 Some(_) => std::thread::sleep(NAP),
                 None => {
@@ -254,8 +256,8 @@ impl Queue {
     /// Waits for a completion until the deadline. Returns false if there is none.
     pub(crate) fn wait(&self, deadline: Option<Instant>) -> bool {
         self.waiting.fetch_add(1, Ordering::SeqCst);
-        let over = || !self.is_empty() || self.signalled.load(Ordering::SeqCst);
-        self.sources.wait(deadline, &over);
+        let done = || !self.is_empty() || self.signalled.load(Ordering::SeqCst);
+        self.sources.wait(deadline, &done);
         self.waiting.fetch_sub(1, Ordering::SeqCst);
         self.signalled.store(false, Ordering::SeqCst);
         !self.is_empty()
@@ -332,11 +334,11 @@ impl Counter {
     pub(crate) fn wait(&self, threshold: u64, deadline: Option<Instant>) -> bool {
         let errors = self.errors.load(Ordering::SeqCst);
         self.waiting.fetch_add(1, Ordering::SeqCst);
-        let over = || {
+        let done = || {
             self.value.load(Ordering::SeqCst) >= threshold
                 || self.errors.load(Ordering::SeqCst) != errors
         };
-        let reached = self.sources.wait(deadline, &over);
+        let reached = self.sources.wait(deadline, &done);
         self.waiting.fetch_sub(1, Ordering::SeqCst);
         reached
     }

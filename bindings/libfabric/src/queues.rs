@@ -1,4 +1,4 @@
-//! Completion queues and counters, as C sees them.
+//! C interface of completion queues and counters.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
@@ -34,7 +34,7 @@ static QUEUE_OPS: Table<7> = Table::new([
     error_text as _,
 ]);
 
-/// Returns true for the ways of waiting that the provider has.
+/// Returns true for the wait objects that the provider supports without a descriptor.
 fn can_wait(object: c_int) -> bool {
     matches!(object, FI_WAIT_NONE | FI_WAIT_UNSPEC | FI_WAIT_YIELD)
 }
@@ -66,7 +66,7 @@ pub(crate) unsafe extern "C" fn open_queue(
     } else {
         attr.format
     };
-    // The fields of each format.
+    // The number of 8-byte fields of each format.
     let Some(fields) = [1, 3, 5, 6].get((format - FI_CQ_FORMAT_CONTEXT) as usize) else {
         return -EINVAL;
     };
@@ -85,7 +85,7 @@ pub(crate) unsafe extern "C" fn open_queue(
 /// Returns the queue of an object.
 ///
 /// # Safety
-/// As `object::body`.
+/// `at` must meet the conditions of `object::body`.
 #[inline]
 pub(crate) unsafe fn queue<'a>(at: *mut c_void) -> Result<&'a CompletionQueue, c_int> {
     // SAFETY: the caller promises it; `open_queue` publishes this type.
@@ -136,7 +136,8 @@ fn tagged(entry: &Entry) -> CqTagged {
 /// Reads completions.
 ///
 /// # Safety
-/// `count` entries at `place`, and numbers at `sources` if that is not null, are writable.
+/// `place` must be valid for writes of `count` entries, and `sources` must be null or valid for
+/// writes of `count` numbers.
 #[inline]
 unsafe fn take(
     found: &CompletionQueue,
@@ -156,7 +157,7 @@ unsafe fn take(
     let write = |at: usize, entry: &Entry| {
         let full = tagged(entry);
         let to = place.cast::<u8>().wrapping_add(at * found.length);
-        // SAFETY: the caller promises it; the shorter formats are beginnings of the longest.
+        // SAFETY: the caller promises it; the shorter formats are prefixes of the longest.
         unsafe { to.copy_from((&raw const full).cast(), found.length) };
         if !sources.is_null() {
             // SAFETY: the caller promises it.
@@ -171,7 +172,7 @@ unsafe fn take(
 }
 
 unsafe extern "C" fn read(at: *mut c_void, place: *mut c_void, count: usize) -> isize {
-    // SAFETY: as the caller of this call promises.
+    // SAFETY: the program passes valid arguments.
     unsafe { read_from(at, place, count, std::ptr::null_mut()) }
 }
 
@@ -181,7 +182,7 @@ unsafe extern "C" fn read_from(
     count: usize,
     sources: *mut u64,
 ) -> isize {
-    // SAFETY: the object of this table, and what the program passes.
+    // SAFETY: the object of this table, and valid arguments of the program.
     long(unsafe { queue(at).and_then(|found| take(found, place, count, sources)) })
 }
 
@@ -193,7 +194,7 @@ unsafe extern "C" fn wait(
     timeout: c_int,
 ) -> isize {
     let none = std::ptr::null_mut();
-    // SAFETY: as the caller of this call promises.
+    // SAFETY: the program passes valid arguments.
     unsafe { wait_from(at, place, count, none, condition, timeout) }
 }
 
@@ -214,7 +215,7 @@ unsafe extern "C" fn wait_from(
         if !found.queue.wait(deadline(timeout)) {
             return Err(-EAGAIN);
         }
-        // SAFETY: what the program passes.
+        // SAFETY: the program passes valid arguments.
         unsafe { take(found, place, count, sources) }
     }))
 }
@@ -231,14 +232,15 @@ pub(crate) unsafe extern "C" fn read_error(
             return Err(-EINVAL);
         }
         let entry = found.queue.read_error().ok_or(-EAGAIN)?;
-        // SAFETY: the program's entry, which ends before its last field up to version 1.4.
+        // SAFETY: the program's entry. Up to version 1.4 it lacks the last field.
         unsafe {
             (*place).entry = tagged(&entry);
             (*place).olen = entry.excess;
             (*place).err = entry.error;
             (*place).prov_errno = entry.text;
             if found.sized {
-                // There are no data: a program that has passed a buffer finds it empty.
+                // There is no error data: a program that has passed a buffer finds its size set to
+                // 0.
                 (*place).err_data_size = 0;
             }
         }
@@ -303,7 +305,7 @@ pub(crate) unsafe extern "C" fn open_counter(
 /// Returns the counter of an object.
 ///
 /// # Safety
-/// As `object::body`.
+/// `at` must meet the conditions of `object::body`.
 pub(crate) unsafe fn counter<'a>(at: *mut c_void) -> Result<&'a Arc<Counter>, c_int> {
     // SAFETY: the caller promises it; `open_counter` publishes this type.
     unsafe { body::<1, Arc<Counter>>(at, FI_CLASS_CNTR) }
@@ -338,10 +340,10 @@ unsafe extern "C" fn errors(at: *mut c_void) -> u64 {
     })
 }
 
-/// Changes a counter, and wakes who waits for it.
+/// Changes a counter, and wakes the threads that wait for it.
 ///
 /// # Safety
-/// As `object::body`.
+/// `at` must meet the conditions of `object::body`.
 unsafe fn change(at: *mut c_void, change: impl FnOnce(&Counter)) -> c_int {
     // SAFETY: the caller promises it.
     crate::done(unsafe { counter(at) }.map(|counter| {

@@ -1,4 +1,4 @@
-//! Accesses to memory of peers: from the arguments of C to requests of the layer.
+//! Accesses to memory of peers: converts arguments from C to requests of the layer.
 
 use std::ffi::c_int;
 
@@ -10,7 +10,7 @@ use crate::operations::Operation;
 use crate::queue::Entry;
 use crate::transfer::{INJECT, gather, total, with_parts};
 
-/// Arguments that all accesses have.
+/// Arguments common to all accesses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Access<'a> {
     /// Local memory.
@@ -21,25 +21,25 @@ pub(crate) struct Access<'a> {
     pub(crate) data: Option<u64>,
     pub(crate) context: usize,
     pub(crate) flags: u64,
-    /// There is no completion, not even without `FI_SELECTIVE_COMPLETION`.
+    /// The access has no completion, even without `FI_SELECTIVE_COMPLETION`.
     pub(crate) silent: bool,
 }
 
-/// Arguments of an atomic operation. The local memory has the operands.
+/// Arguments of an atomic operation. The local memory contains the operands.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AtomicAccess<'a> {
     pub(crate) access: Access<'a>,
     pub(crate) op: AtomicOp,
     pub(crate) number: AtomicType,
     pub(crate) comparands: &'a [libc::iovec],
-    /// Memory for the old values; `None`: they are not wanted.
+    /// Memory for the old values; `None` if they are not wanted.
     pub(crate) results: Option<&'a [libc::iovec]>,
     /// Number of values.
     pub(crate) count: usize,
 }
 
 impl Core {
-    /// Checks what all accesses have in common.
+    /// Checks the arguments common to all accesses.
     fn remote(&self, access: &Access<'_>) -> Result<(Remote, &Bound), c_int> {
         let bound = self.bound.get().ok_or(-FI_EOPBADSTATE)?;
         if bound.tx.as_ref().is_some_and(|queue| queue.is_full()) {
@@ -150,8 +150,8 @@ impl Core {
         Ok(0)
     }
 
-    /// Reports an access of a peer that was served: counts it, and adds the number that came with
-    /// it to the queue.
+    /// Reports an access by a peer that was served: counts it, and adds the number that came with
+    /// it, if any, to the queue.
     pub(crate) fn served(&self, completion: &Completion) {
         let Ended::Served {
             key,

@@ -1,4 +1,4 @@
-//! `fi_read` and `fi_write`, as C sees them.
+//! C interface of `fi_read` and `fi_write`.
 
 use std::ffi::{c_int, c_void};
 
@@ -45,7 +45,7 @@ impl Call {
         }
     }
 
-    /// A write without a completion.
+    /// Returns a write without a completion.
     fn injected(local: Local, to: (u64, u64, u64), data: Option<u64>) -> Call {
         Call {
             data,
@@ -57,7 +57,8 @@ impl Call {
 }
 
 /// # Safety
-/// `ep` is as `object::body` says; local memory and parts are valid, and lent until the completion.
+/// `ep` must meet the conditions of `object::body`. Parts must be valid, and local memory must stay
+/// valid until the completion.
 unsafe fn start(
     ep: *mut c_void,
     call: &Call,
@@ -85,31 +86,31 @@ unsafe fn start(
 }
 
 /// # Safety
-/// As [`start`].
+/// As for [`start`].
 unsafe fn start_read(ep: *mut c_void, call: &Call) -> isize {
     // SAFETY: the caller promises it.
     unsafe { start(ep, call, |found, access| found.core.read(access)) }
 }
 
 /// # Safety
-/// As [`start`].
+/// As for [`start`].
 unsafe fn start_write(ep: *mut c_void, call: &Call) -> isize {
     // SAFETY: the caller promises it.
     unsafe { start(ep, call, |found, access| found.core.write(access)) }
 }
 
 /// Returns the arguments of a message of C, whose remote memory must be one part as long as the
-/// local ones.
+/// local parts together.
 ///
 /// # Safety
-/// Null, or the program's message with its parts.
+/// `msg` must be null or the program's message with valid parts.
 unsafe fn of_message(msg: *const MsgRma, flags: u64) -> Result<Call, c_int> {
     // SAFETY: the caller promises it.
     let msg = unsafe { msg.as_ref() }.ok_or(-EINVAL)?;
     if msg.rma_iov_count != 1 || msg.rma_iov.is_null() {
         return Err(-EINVAL);
     }
-    // SAFETY: one part, as the program says.
+    // SAFETY: the list has one part.
     let (remote, parts) = unsafe { (&*msg.rma_iov, parts(msg.iov, msg.iov_count)?) };
     if total(parts)? != remote.length {
         return Err(-EINVAL);
@@ -125,8 +126,8 @@ unsafe fn of_message(msg: *const MsgRma, flags: u64) -> Result<Call, c_int> {
     })
 }
 
-/// Defines a call: its name, its arguments before those of the remote memory, local memory and
-/// number, and how it starts.
+/// Defines a call: its name, its arguments before those of the remote memory, its local memory, its
+/// number, and the function that starts it.
 macro_rules! call {
     ($name:ident, ($($argument:ident: $type:ty),*), $local:expr, $data:expr, $start:ident) => {
         unsafe extern "C" fn $name(
@@ -138,7 +139,7 @@ macro_rules! call {
             ctx: *mut c_void,
         ) -> isize {
             let call = Call::new($local, (to, address, key), ctx);
-            // SAFETY: what the program passes.
+            // SAFETY: the program passes valid arguments.
             unsafe { $start(ep, &Call { data: $data, ..call }) }
         }
     };
@@ -181,7 +182,7 @@ call!(
 );
 
 unsafe extern "C" fn readmsg(ep: *mut c_void, msg: *const MsgRma, flags: u64) -> isize {
-    // SAFETY: what the program passes.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         match of_message(msg, flags) {
             Ok(call) => start_read(ep, &Call { data: None, ..call }),
@@ -191,7 +192,7 @@ unsafe extern "C" fn readmsg(ep: *mut c_void, msg: *const MsgRma, flags: u64) ->
 }
 
 unsafe extern "C" fn writemsg(ep: *mut c_void, msg: *const MsgRma, flags: u64) -> isize {
-    // SAFETY: what the program passes.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         match of_message(msg, flags) {
             Ok(call) => start_write(ep, &call),
@@ -209,7 +210,7 @@ unsafe extern "C" fn inject(
     key: u64,
 ) -> isize {
     let call = Call::injected(Local::One(at, length), (to, address, key), None);
-    // SAFETY: what the program passes.
+    // SAFETY: the program passes valid arguments.
     unsafe { start_write(ep, &call) }
 }
 
@@ -223,6 +224,6 @@ unsafe extern "C" fn injectdata(
     key: u64,
 ) -> isize {
     let call = Call::injected(Local::One(at, length), (to, address, key), Some(data));
-    // SAFETY: what the program passes.
+    // SAFETY: the program passes valid arguments.
     unsafe { start_write(ep, &call) }
 }

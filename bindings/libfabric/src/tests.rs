@@ -1,4 +1,5 @@
-//! What C code may pass: null pointers, objects of another class, numbers that do not exist.
+//! Tests of arguments that C code may pass: null pointers, objects of another class, numbers that
+//! do not exist.
 
 mod accesses;
 mod cost;
@@ -18,10 +19,10 @@ use crate::transfer::{Incoming, UNTAGGED};
 use crate::wakeups::Wakeups;
 use crate::{domain, endpoint, fabric, info, provider, queues, vector};
 
-/// The table of an object's first set of calls, as C reads it: the size, then the functions.
+/// Returns a call of an object's first table as C reads it: the size, then the functions.
 fn call(object: *mut c_void, place: usize) -> *const c_void {
     let object = object.cast::<Object<1, ()>>();
-    // SAFETY: every object of the provider begins so.
+    // SAFETY: every object of the provider begins with this head.
     unsafe {
         let table: *const *const c_void = (*object).head.fid.ops.cast();
         *table.add(1 + place)
@@ -40,7 +41,7 @@ fn close(object: *mut c_void) -> i32 {
 fn null_pointers_and_wrong_objects_are_refused() {
     let mut place = null_mut();
     let none = null_mut();
-    // SAFETY: the calls check what they get.
+    // SAFETY: the calls check their arguments.
     unsafe {
         let info = info::getinfo(0, null(), null(), 0, null(), null_mut());
         assert_eq!(info, -EINVAL);
@@ -150,7 +151,7 @@ fn names_are_padded_and_checked() {
     assert!(vector::named("node1").is_none() && vector::named("esp://01").is_none());
 }
 
-/// Makes an endpoint without transports, which reaches only itself.
+/// Opens an endpoint without transports, which reaches only itself.
 fn alone(bound: Bound) -> Arc<Core> {
     let endpoint = p2p::Endpoint::open(Vec::new(), 7, Arc::default(), &p2p::Config::default());
     let endpoint = endpoint.unwrap();
@@ -271,7 +272,7 @@ fn dead_endpoints_do_not_count_as_sources() {
     assert!(queue.wait(deadline(10_000)));
     let mut read = Vec::new();
     queue.read(9, |_, entry| read.push((entry.flags, entry.length)));
-    // Less than the least room is left.
+    // The remaining room is smaller than the minimum.
     assert_eq!(read, [(FI_RECV | FI_MSG | FI_MULTI_RECV, 4)]);
     core.layer().unwrap().close().unwrap();
 }
@@ -306,7 +307,7 @@ fn a_cancelled_buffer_takes_at_most_the_message_that_has_it() {
     // It does not take the next one.
     send_to_itself(&core, b"next");
     assert!(!queue.wait(deadline(20)));
-    // No receive has this context any more.
+    // No receive has this context any longer.
     core.cancel(3).unwrap();
     core.layer().unwrap().close().unwrap();
 }
@@ -322,7 +323,7 @@ fn a_thread_that_waits_makes_the_progress_of_a_new_endpoint() {
     queue.sources.add(&first);
     let waiting = Arc::clone(&queue);
     let waits = std::thread::spawn(move || waiting.wait(deadline(60_000)));
-    // It sleeps by now, or will find the second one at once.
+    // The thread sleeps by now, or will find the second endpoint at once.
     std::thread::sleep(std::time::Duration::from_millis(50));
     let mut room = [0; 8];
     receive_into(&second, &mut room, 0);
@@ -392,7 +393,7 @@ fn a_queue_with_a_descriptor_wakes_its_program() {
     assert!(queue.prepare_sleep());
     let fd = queue.wakeups.as_ref().unwrap().fd();
     assert!(!is_readable(fd, 0));
-    // Another thread makes the progress that the program would have made.
+    // Another thread makes progress instead of the program.
     std::thread::scope(|scope| {
         scope.spawn(|| {
             send_to_itself(&core, b"body");

@@ -1,4 +1,4 @@
-//! Sends and receives: from the arguments of C to requests of the layer.
+//! Sends and receives: converts arguments from C to requests of the layer.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ pub(crate) const INJECT: usize = 16 << 10;
 /// Maximum number of parts of a message.
 pub(crate) const PARTS: usize = 8;
 /// Maximum length of a message, in bytes.
-pub(crate) const LONGEST: usize = 1 << 40;
+pub(crate) const MAX_MESSAGE: usize = 1 << 40;
 /// Maximum length of a message that is gathered or scattered by a copy.
 const GATHERED: usize = 1 << 30;
 
@@ -34,7 +34,7 @@ pub(crate) struct Outgoing<'a> {
     pub(crate) data: Option<u64>,
     pub(crate) context: usize,
     pub(crate) flags: u64,
-    /// There is no completion, not even without `FI_SELECTIVE_COMPLETION`.
+    /// The send has no completion, even without `FI_SELECTIVE_COMPLETION`.
     pub(crate) silent: bool,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct Incoming<'a> {
 /// Returns the parts that C passes.
 ///
 /// # Safety
-/// `count` parts at `at` are valid during the call of C.
+/// `at` must be valid for reads of `count` parts during the call from C.
 pub(crate) unsafe fn parts<'a>(
     at: *const libc::iovec,
     count: usize,
@@ -69,7 +69,7 @@ pub(crate) unsafe fn parts<'a>(
 pub(crate) fn total(parts: &[libc::iovec]) -> Result<usize, c_int> {
     let sum = |sum: usize, part: &libc::iovec| sum.checked_add(part.iov_len);
     let total = parts.iter().try_fold(0, sum);
-    total.filter(|total| *total <= LONGEST).ok_or(-EMSGSIZE)
+    total.filter(|total| *total <= MAX_MESSAGE).ok_or(-EMSGSIZE)
 }
 
 /// Copies the bytes of a send.
@@ -154,7 +154,7 @@ impl Core {
         self.submit(operation, (at, length), &target)
     }
 
-    /// Starts a send whose operation owns the memory, or the program lends it.
+    /// Starts a send from memory that the operation owns or the program lends.
     pub(crate) fn submit(
         &self,
         operation: Operation,
@@ -165,7 +165,7 @@ impl Core {
         let number = self.begin(operation)?;
         // SAFETY: owned by the operation, or lent by the program, until the completion.
         match unsafe { layer.send(at, length, target, number) } {
-            Ok(Sent::Over) => {
+            Ok(Sent::Complete) => {
                 // The lock ends here: threads that are woken take it after the layer's.
                 let operation = lock(&self.operations).take(number);
                 if let Some(operation) = operation {
@@ -178,7 +178,7 @@ impl Core {
         Ok(0)
     }
 
-    /// Reports a send that was over at once.
+    /// Reports a send that completed at once.
     #[inline]
     fn sent(&self, context: usize, flags: u64, wanted: bool) {
         let entry = Entry {
@@ -225,7 +225,7 @@ impl Core {
         self.post(operation, (at, length), &pattern).map(|()| 0)
     }
 
-    /// Looks for a message, or receives one that was claimed so.
+    /// Checks for a message, or receives one that an earlier check has claimed.
     fn peek_or_claim(
         &self,
         receive: &Incoming<'_>,
@@ -322,7 +322,7 @@ fn found(receive: &Incoming<'_>, flags: u64, arrived: Option<p2p::Arrived>, sour
     }
 }
 
-/// Sets the memory of a receive or read, which is its own if there are several parts.
+/// Sets the memory of a receive or read: a buffer of the operation if there are several parts.
 pub(crate) fn with_parts(
     mut operation: Operation,
     parts: &[libc::iovec],
@@ -351,7 +351,7 @@ pub(crate) fn with_parts(
     Ok((operation, at))
 }
 
-/// The least room that a multi-receive buffer must have left.
+/// Sets the minimum room that a multi-receive buffer needs to receive another message.
 pub(crate) fn set_minimum(core: &Core, minimum: usize) {
     core.minimum.store(minimum, Ordering::Relaxed);
 }

@@ -10,25 +10,25 @@ use crate::ffi::{AvAttr, EINVAL, ENOSYS, FI_ADDR_UNSPEC, FI_CLASS_AV, FI_EVENT, 
 use crate::host;
 use crate::object::{NONE, Table, body, code, publish, retract};
 
-/// Length of a name in the interface of C, in bytes: shorter ones are filled with zeros.
+/// Length of a name in the C interface, in bytes: shorter names are padded with zeros.
 pub(crate) const NAME: usize = MAX_NAME;
 /// Maximum number of addresses.
 const MAX_ADDRESSES: usize = 1 << 20;
 
-/// A name in the interface of C.
+/// A name in the C interface.
 pub(crate) type Name = [u8; NAME];
 
 /// An address vector.
 #[derive(Debug, Default)]
 pub(crate) struct Vector {
-    /// By address; `None`: removed.
+    /// Names by address; `None` if removed.
     names: RwLock<Vec<Option<Name>>>,
     /// Endpoints that use it.
     cores: Mutex<Vec<Weak<Core>>>,
 }
 
-/// Fills a name with zeros. The codec of names needs no length: no transport begins with zero
-/// interfaces, so the zeros are cut off again.
+/// Pads a name with zeros. Names need no length: no transport begins with zero interfaces, so the
+/// zeros can be removed again.
 pub(crate) fn padded(name: &[u8]) -> Name {
     let mut padded = [0; NAME];
     let length = name.len().min(NAME);
@@ -38,13 +38,14 @@ pub(crate) fn padded(name: &[u8]) -> Name {
 
 /// Decodes a name that [`padded`] made.
 pub(crate) fn decode(name: &Name) -> Option<(u64, Vec<p2p::TransportAddress>)> {
-    // Its last byte may be zero, so shorter ones are tried from the longest on.
+    // The last byte of a name may be zero, so all lengths are tried, starting at the last nonzero
+    // byte.
     let end = name.iter().rposition(|byte| *byte != 0)? + 1;
     (end..=NAME).find_map(|end| parse(&name[..end]))
 }
 
 impl Vector {
-    /// Binds an endpoint, which learns all addresses.
+    /// Binds an endpoint and passes it all addresses.
     pub(crate) fn bind(&self, core: &Arc<Core>) {
         let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
         for (address, name) in names.iter().enumerate() {
@@ -131,7 +132,7 @@ pub(crate) unsafe extern "C" fn open(
 /// Returns the vector of an object.
 ///
 /// # Safety
-/// As `object::body`.
+/// `av` must meet the conditions of `object::body`.
 pub(crate) unsafe fn vector<'a>(av: *mut c_void) -> Result<&'a Arc<Vector>, c_int> {
     // SAFETY: the caller promises it; `open` publishes this type.
     unsafe { body::<1, Arc<Vector>>(av, FI_CLASS_AV) }
@@ -217,7 +218,7 @@ unsafe extern "C" fn lookup(
 /// Copies the part of a name that fits, and sets the length to that of the whole.
 ///
 /// # Safety
-/// `length` is valid, and `place` writable for as many bytes as it says.
+/// `length` must be valid, and `place` valid for writes of `*length` bytes.
 pub(crate) unsafe fn copy_name(name: &Name, place: *mut c_void, length: *mut usize) {
     // SAFETY: the caller promises it.
     unsafe {

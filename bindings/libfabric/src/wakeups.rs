@@ -1,4 +1,4 @@
-//! Descriptors to sleep on: those of transports, and a bell for what other threads do.
+//! Descriptors to sleep on: those of transports, and a bell that other threads ring.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -10,13 +10,14 @@ use std::time::Duration;
 
 use crate::core::{Core, lock};
 
-/// A set of descriptors that is itself one: readable when the program has to look.
+/// A set of descriptors with a descriptor of its own, which is readable when the program has to
+/// poll.
 #[derive(Debug)]
 pub(crate) struct Wakeups {
     epoll: OwnedFd,
     bell: OwnedFd,
     timer: OwnedFd,
-    /// A thread sleeps, or is about to: the bell has to be rung.
+    /// A thread sleeps or is about to, so the bell has to be rung.
     asleep: AtomicBool,
     /// Descriptors of each endpoint, by its place in memory.
     endpoints: Mutex<HashMap<usize, Entry>>,
@@ -36,7 +37,7 @@ fn owned(fd: c_int) -> io::Result<OwnedFd> {
 
 impl Wakeups {
     pub(crate) fn new() -> io::Result<Wakeups> {
-        // SAFETY: the calls have no conditions.
+        // SAFETY: the calls have no preconditions.
         let (epoll, bell, timer) = unsafe {
             (
                 owned(libc::epoll_create1(libc::EPOLL_CLOEXEC))?,
@@ -96,7 +97,7 @@ impl Wakeups {
     }
 
     /// Prepares a sleep until one of the endpoints has an event or the bell is rung. Returns false
-    /// if there is something to do now. `nothing` looks once more.
+    /// if there is work to do now, which `nothing` checks last.
     pub(crate) fn prepare(
         &self,
         cores: &[Arc<Core>],
@@ -111,7 +112,7 @@ impl Wakeups {
         if self.adopt(cores).is_err() {
             return false;
         }
-        // Before the endpoints are armed: from here on, progress of other threads rings.
+        // Set before the endpoints are armed, so that progress of other threads rings from now on.
         self.asleep.store(true, Ordering::SeqCst);
         let mut longest = longest;
         for core in cores {
@@ -124,7 +125,7 @@ impl Wakeups {
         nothing()
     }
 
-    /// Watches the descriptors of endpoints that are new, and no more those of closed ones.
+    /// Starts watching the descriptors of new endpoints, and stops watching those of closed ones.
     fn adopt(&self, cores: &[Arc<Core>]) -> io::Result<()> {
         let mut known = lock(&self.endpoints);
         known.retain(|_, (core, fds)| {
@@ -173,7 +174,7 @@ impl Wakeups {
             events: libc::POLLIN,
             revents: 0,
         };
-        // SAFETY: one entry. Interruptions are harmless: the caller looks again.
+        // SAFETY: one entry. Interruptions are harmless: the caller polls again.
         unsafe { libc::poll(&raw mut list, 1, -1) };
     }
 }

@@ -6,7 +6,7 @@
 
 #include "shim.h"
 
-/* Layouts and numbers that the Rust sources rely on. Another Open MPI fails to build. */
+/* Layouts and numbers that the Rust sources rely on. The build fails with any other Open MPI. */
 _Static_assert(sizeof(mca_base_component_t) == 224, "mca_base_component_t");
 _Static_assert(offsetof(mca_base_component_t, mca_open_component) == 160, "mca_open_component");
 _Static_assert(sizeof(mca_btl_base_component_t) == 280, "mca_btl_base_component_t");
@@ -45,7 +45,7 @@ static void register_parameters(void)
     const mca_base_var_type_t text = MCA_BASE_VAR_TYPE_STRING, size = MCA_BASE_VAR_TYPE_SIZE_T;
     register_parameter("if_include",
                        "Comma-separated names of interfaces to use, each by a module of its own; "
-                       "eth* is a prefix (default: all interfaces of the node's esp-daemon)",
+                       "eth* matches a prefix (default: all interfaces of the node's esp-daemon)",
                        text, OPAL_INFO_LVL_2, &if_include);
     register_parameter("if_exclude",
                        "Comma-separated names of interfaces not to use; overrides if_include", text,
@@ -53,13 +53,13 @@ static void register_parameters(void)
     carrier = "auto";
     register_parameter("carrier",
                        "Carrier of the packets: \"raw\" is raw Ethernet by esp-daemon, \"udp\" is UDP "
-                       "without a daemon or a privilege, \"auto\" is both: short messages take raw "
-                       "Ethernet where the process has a lease, long ones UDP",
+                       "without a daemon or privileges, \"auto\" is both: short messages use raw "
+                       "Ethernet if the process has a lease, long ones UDP",
                        text, OPAL_INFO_LVL_2, &carrier);
     path = "auto";
     register_parameter("path",
                        "Path of messages: `daemon` through the node's esp-daemon, `lease` directly "
-                       "from the process where the daemon permits it, `auto` what is possible",
+                       "from the process if the daemon permits it, `auto` a lease if possible",
                        text, OPAL_INFO_LVL_2, &path);
     register_parameter("rings",
                        "Size of each of the two buffers of a connection in bytes, a power of two",
@@ -81,7 +81,7 @@ int esp_shim_register(void)
     /* The other modules become copies of it. */
     mca_btl_base_module_t *module = &esp_modules[0];
 
-    /* The loader of components compares less than what differs between release series. */
+    /* Open MPI's loader of components does not check all differences between release series. */
     void (*get_version)(char *, int *) =
         (void (*)(char *, int *)) dlsym(RTLD_DEFAULT, "MPI_Get_library_version");
     char library[512] = "";
@@ -100,13 +100,13 @@ int esp_shim_register(void)
     esp_fill_sends(module);
     esp_fill_onesided(module);
     module->btl_exclusivity = MCA_BTL_EXCLUSIVITY_DEFAULT;
-    /* Includes the header of ob1, so that messages of 64 KiB are eager. */
+    /* Includes ob1's header, so that messages of 64 KiB are eager. */
     module->btl_eager_limit = 64 * 1024 + 256;
-    /* Short, because nothing else is sent until the first fragment of a long message is answered:
-     * with 64 KiB in it 256 KiB took twice as long as with 4 KiB. */
+    /* Short, because nothing else is sent until the first fragment of a long message is answered: a
+     * message of 256 KiB took twice as long with 64 KiB in the first fragment as with 4 KiB. */
     module->btl_rndv_eager_limit = 4 * 1024;
-    /* A quarter of a ring less headers. Longer fragments are faster if they are not in the cache.
-     */
+    /* A quarter of a ring, minus headers. Longer fragments are faster if the data is not in the
+     * cache. */
     module->btl_max_send_size = 252 * 1024;
     module->btl_rdma_pipeline_send_length = 128 * 1024;
     module->btl_rdma_pipeline_frag_size = 1 << 20;
@@ -161,7 +161,7 @@ static uint32_t job_size(void)
     return OPAL_SUCCESS == rc && count > 0 ? count : 1;
 }
 
-/* Returns whether Open MPI itself yields the processor after each empty poll. */
+/* Returns whether Open MPI itself yields the core after each empty poll. */
 static int open_mpi_yields(void)
 {
     const bool *value = NULL;
@@ -194,7 +194,8 @@ mca_btl_base_module_t **esp_shim_init(int *count, bool progress_threads, bool th
     struct esp_interface interfaces[ESP_SENDING];
 
     *count = 0;
-    /* The launcher may reuse the number of a job, but not the key, which is made for transports. */
+    /* The launcher may reuse the number of a job, but not the key, which it generates for
+     * transports. */
     snprintf(job, sizeof job, "open mpi %u %.200s %.200s", (unsigned) OPAL_PROC_MY_NAME.jobid,
              NULL == key ? "" : key, NULL == space ? "" : space);
     const struct esp_parameters parameters = {
@@ -277,7 +278,7 @@ void esp_shim_show_help(const char *topic)
     static const char name[] = "help-mpi-btl-esp.txt";
     static int found = -1;
     if (found < 0) {
-        /* The file is beside the component, not where Open MPI keeps its own. */
+        /* The file is in the component's folder, not in that of Open MPI's own help files. */
         Dl_info info;
         char file[4096] = "";
         found = 0;

@@ -42,7 +42,7 @@ static int add_procs(mca_btl_base_module_t *module, size_t count, struct opal_pr
         const opal_process_name_t name = procs[i]->proc_name;
         struct mca_btl_base_endpoint_t found;
         /* Processes of other jobs (MPI_Comm_spawn, MPI_Comm_connect) are left to other transports,
-         * and the own process to `self`. */
+         * and this process to `self`. */
         if (name.jobid != own.jobid || (name.vpid == own.vpid && !onesided)) {
             continue;
         }
@@ -142,7 +142,8 @@ static mca_btl_base_descriptor_t *prepare_src(mca_btl_base_module_t *module,
     return descriptor;
 }
 
-/* Completes a send: calls the callback if `callback` is set, and frees a descriptor of ours. */
+/* Completes a send: calls the callback if `callback` is set, and frees the descriptor if this
+ * component owns it. */
 static void finish(mca_btl_base_descriptor_t *descriptor, int callback, int status)
 {
     const esp_frag_t *frag = (const esp_frag_t *) descriptor;
@@ -246,7 +247,8 @@ void esp_shim_deliver(uint32_t module, struct esp_endpoint source, uint8_t tag, 
     mca_btl_base_descriptor_t descriptor = {.des_segments = &segment, .des_segment_count = 1};
     receiver->cbfunc(&esp_modules[module], tag, &descriptor, receiver->cbdata);
 #else
-    /* Only operations on memory that Open MPI makes of messages need an endpoint, for the reply. */
+    /* Only Open MPI's emulation of operations on memory by messages needs an endpoint, for the
+     * reply. */
     const int replies = tag >= MCA_BTL_BASE_TAG_RDMA && tag <= MCA_BTL_BASE_TAG_RDMA_RESP;
     const mca_btl_base_receive_descriptor_t descriptor = {
         .endpoint = replies ? (struct mca_btl_base_endpoint_t *) esp_source(source) : NULL,

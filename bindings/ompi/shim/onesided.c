@@ -21,7 +21,7 @@ static int deregister_mem(mca_btl_base_module_t *module,
     return OPAL_SUCCESS;
 }
 
-/* osc/rdma passes no handle for windows of a single process. Peers refuse key 0. */
+/* osc/rdma passes no handle for the window of a single process. Peers refuse key 0. */
 static uint64_t key_of(const struct mca_btl_base_registration_handle_t *handle)
 {
     return NULL == handle ? 0 : handle->key;
@@ -86,7 +86,7 @@ static int get(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *en
                    completion);
 }
 
-/* `op`: 0 for compare and swap. */
+/* `op` is 0 for compare and swap. */
 static int atomic(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *endpoint,
                   void *local, struct mca_btl_base_registration_handle_t *local_handle,
                   uint64_t remote, struct mca_btl_base_registration_handle_t *remote_handle, int op,

@@ -1,6 +1,6 @@
 /*
- * Interface between the two parts of the component. The C part contains what needs Open MPI's
- * headers: macros, inline functions and the layouts of this build. The rest is in src/.
+ * Interface between the two parts of the component. The C part contains the code that needs Open
+ * MPI's headers: their macros, inline functions and the layouts of this build. The rest is in src/.
  */
 #ifndef ESP_SHIM_H
 #define ESP_SHIM_H
@@ -48,8 +48,8 @@
 /* Defined in Rust, because a cdylib exports no symbols of C. */
 extern mca_btl_base_component_t mca_btl_esp_component;
 
-/* One module for each interface, which sends, and one with put, get and atomic operations but no
- * send: ob1 does not use it (its pipeline of sends is as fast), and one-sided communication does.
+/* One sending module per interface, and one module with put, get and atomic operations but no send.
+ * Only one-sided communication uses the latter; ob1's pipeline of sends is as fast as a put.
  */
 enum { ESP_SENDING = 4, ESP_ONESIDED = ESP_SENDING, ESP_MODULES };
 extern mca_btl_base_module_t esp_modules[ESP_MODULES];
@@ -62,12 +62,12 @@ static inline size_t esp_max_message(const mca_btl_base_module_t *module)
                                                                : module->btl_eager_limit;
 }
 
-/* A peer as reached by one rail, see src/endpoint.rs. */
+/* A peer as reached through one rail, see src/endpoint.rs. */
 struct esp_endpoint {
     uint32_t rail, remote;
 };
 
-/* A peer as reached by one module: the rails of its short and of its long messages. */
+/* A peer as reached through one module: the rails of short and of long messages. */
 struct mca_btl_base_endpoint_t {
     struct esp_endpoint short_messages, long_messages;
 };
@@ -89,7 +89,7 @@ struct esp_parameters {
     int report_errors; /* the user selected this component by name */
 };
 
-/* An interface in use, that of a sending module. */
+/* The interface of a sending module. */
 struct esp_interface {
     char name[16];
     uint32_t speed; /* Mbit/s; 0: unknown */
@@ -112,7 +112,7 @@ const char *esp_other_series(const char *library);
 /* Returns the version of this component and the Open MPI it is for. */
 const char *esp_version(void);
 /* Creates the rails. Returns the interfaces and their number. `entry`: the modex entry, owned by
- * Rust; there is one also without a rail. */
+ * Rust; it exists even without a rail. */
 int esp_start(const struct esp_parameters *parameters, const void **entry, size_t *length,
               struct esp_interface interfaces[ESP_SENDING]);
 void esp_stop(void);
@@ -123,8 +123,8 @@ int esp_add(int module, uint32_t rank, const void *entry, size_t length,
 const struct mca_btl_base_endpoint_t *esp_source(struct esp_endpoint source);
 /* Returns the endpoint of this process for operations on itself. */
 void esp_own_endpoint(struct mca_btl_base_endpoint_t *endpoint);
-/* Sends a message. Returns 1 if it was sent or copied, 0 if the descriptor is queued
- * (esp_shim_sent follows), else an error. Without a descriptor it may be OPAL_ERR_OUT_OF_RESOURCE.
+/* Sends a message. Returns 1 if it was sent or copied, 0 if the descriptor is queued (esp_shim_sent
+ * follows), else an error. Without a descriptor, the error may be OPAL_ERR_OUT_OF_RESOURCE.
  */
 int esp_send(struct mca_btl_base_endpoint_t endpoint, uint8_t tag,
              const mca_btl_base_segment_t *segments, size_t count, void *descriptor);
@@ -133,12 +133,13 @@ int esp_progress(void);
 /* Registers memory for peers. Returns 0 and its key, or an error. */
 int esp_register(void *base, size_t size, int flags, uint64_t *key);
 void esp_deregister(uint64_t key);
-/* Each returns OPAL_SUCCESS if esp_shim_complete follows, possibly before the return. */
+/* Each returns OPAL_SUCCESS if esp_shim_complete is called, possibly before the return. */
 int esp_put(struct mca_btl_base_endpoint_t endpoint, const void *local, uint64_t remote,
             uint64_t key, size_t size, struct esp_completion *completion);
 int esp_get(struct mca_btl_base_endpoint_t endpoint, void *local, uint64_t remote, uint64_t key,
             size_t size, struct esp_completion *completion);
-/* `operation`: of enum mca_btl_base_atomic_op_t, 0: compare and swap. `result` may be NULL. */
+/* `operation`: a value of enum mca_btl_base_atomic_op_t, or 0 for compare and swap. `result` may be
+ * NULL. */
 int esp_atomic(struct mca_btl_base_endpoint_t endpoint, void *result, uint64_t remote,
                uint64_t key, int operation, int four_bytes, uint64_t operand, uint64_t compare,
                struct esp_completion *completion);
@@ -150,11 +151,11 @@ void esp_shim_segments(void *frag, const mca_btl_base_segment_t **segments, size
 void esp_shim_sent(void *frag, int status);
 void esp_shim_complete(struct esp_completion *completion, int status);
 void esp_shim_fail_job(const char *text);
-/* Returns 0 and a peer's modex entry, to be freed by esp_shim_free. */
+/* Returns 0 and a peer's modex entry, which the caller frees by esp_shim_free. */
 int esp_shim_modex_entry(uint32_t rank, void **entry, size_t *length);
 void esp_shim_free(void *entry);
 void esp_shim_print(const char *text);
-/* Shows a topic of help-mpi-btl-esp.txt, once for a job. */
+/* Shows a topic of help-mpi-btl-esp.txt, once per job. */
 void esp_shim_show_help(const char *topic);
 
 /* --- In C, between its files --- */

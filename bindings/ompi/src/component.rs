@@ -76,7 +76,7 @@ const fn name<const N: usize>(text: &str) -> [u8; N] {
     array
 }
 
-/// Mutable static, because Open MPI writes to its components.
+/// A mutable static, because Open MPI writes to its components.
 #[repr(transparent)]
 pub(crate) struct Cell(std::cell::UnsafeCell<Component>);
 

@@ -1,9 +1,9 @@
-//! Peers as seen by one rail, and by one module.
+//! Peers as reached through one rail, and through one module.
 //!
 //! Open MPI has one module per local interface and stripes messages over those that reach a peer.
 //! An interface has a rail for each carrier, raw Ethernet and UDP; short and long messages of a
-//! module may take different ones. A local rail may be connected to any rail of a peer with its
-//! carrier, so the transport of a rail has one rank for each *rail* of each process: a
+//! module may use different ones. A local rail may be connected to any rail of a peer that has the
+//! same carrier, so the transport of a rail has one rank for each *rail* of each process: a
 //! [`RemoteRail`].
 
 use std::collections::HashMap;
@@ -11,7 +11,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use btl::{PeerInfo, Rank};
 
-/// Maximum number of interfaces of a process, each with a module. Further ones are not used.
+/// Maximum number of interfaces of a process, each with a module; further ones are not used. Equals
 /// `ESP_SENDING` in `shim/shim.h`.
 pub(crate) const MAX_INTERFACES: usize = 4;
 /// Maximum number of rails of a process: two carriers for each interface.
@@ -19,13 +19,13 @@ pub(crate) const MAX_RAILS: usize = 2 * MAX_INTERFACES;
 #[allow(clippy::cast_possible_truncation)] // a small number
 const RANKS_PER_PROCESS: Rank = MAX_RAILS as Rank;
 
-/// Rail of a process, as a rank of a rail's transport.
+/// A rail of a process, as a rank of a rail's transport.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RemoteRail(pub(crate) Rank);
 
 impl RemoteRail {
-    /// Returns `None` if a process cannot have that many rails, or a job that many processes.
+    /// Returns `None` if `rail` or `process` exceeds the maximum.
     pub(crate) fn new(process: Rank, rail: usize) -> Option<RemoteRail> {
         let rail = Rank::try_from(rail)
             .ok()
@@ -34,12 +34,12 @@ impl RemoteRail {
         first.checked_add(rail).map(RemoteRail)
     }
 
-    /// Rank of the process within the MPI job.
+    /// Returns the rank of the process within the MPI job.
     pub(crate) fn process(self) -> Rank {
         self.0 / RANKS_PER_PROCESS
     }
 
-    /// Index among the process's rails.
+    /// Returns the index among the process's rails.
     pub(crate) fn number(self) -> usize {
         (self.0 % RANKS_PER_PROCESS) as usize
     }
@@ -50,7 +50,7 @@ pub(crate) fn transport_size(size: u32) -> Option<u32> {
     size.checked_mul(RANKS_PER_PROCESS)
 }
 
-/// A peer as reached by one rail: the local rail and the peer's (`struct esp_endpoint`).
+/// A peer as reached through one rail: the local rail and the peer's (`struct esp_endpoint`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Endpoint {
@@ -58,9 +58,9 @@ pub(crate) struct Endpoint {
     pub(crate) remote: RemoteRail,
 }
 
-/// A peer as reached by one module (`struct mca_btl_base_endpoint_t`). A message is short if one
-/// frame of the rail carries it: each further frame costs raw Ethernet another pass through the
-/// kernel, and UDP only a little.
+/// A peer as reached through one module (`struct mca_btl_base_endpoint_t`). A message is short if
+/// it fits into one frame of the rail: each further frame costs another pass through the kernel
+/// with raw Ethernet, but little with UDP.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ModuleEndpoint {
@@ -70,14 +70,14 @@ pub(crate) struct ModuleEndpoint {
     pub(crate) long: Endpoint,
 }
 
-/// Chooses the rails of a module to a peer as the point-to-point layer does: of those of the
-/// highest exclusivity, the one of the least latency for short messages and the one of the highest
-/// bandwidth for long ones. `None` without any.
+/// Chooses the rails of a module to a peer as the point-to-point layer does: of those with the
+/// highest exclusivity, the one with the lowest latency for short messages and the one with the
+/// highest bandwidth for long ones. Returns `None` if no rail reaches the peer.
 pub(crate) fn choose(reached: &[(Endpoint, PeerInfo)]) -> Option<ModuleEndpoint> {
     let best = reached.iter().map(|(_, info)| info.exclusivity).max()?;
     let usable = reached.iter().filter(|(_, info)| info.exclusivity == best);
     let (short, _) = usable.clone().min_by_key(|(_, info)| info.latency_ns)?;
-    // Of equal ones `max_by_key` returns the last, and the first one is the better.
+    // Of equal rails, `max_by_key` returns the last one, but the first is preferred.
     let (long, _) = usable.rev().max_by_key(|(_, info)| info.bandwidth)?;
     Some(ModuleEndpoint {
         short: *short,
@@ -85,17 +85,16 @@ pub(crate) fn choose(reached: &[(Endpoint, PeerInfo)]) -> Option<ModuleEndpoint>
     })
 }
 
-/// Endpoints for replies to peers, made at the first message that needs one. Open MPI may keep
-/// them,
-/// so that they live as long as the process; there is at most one for each rail of each peer.
+/// Endpoints for replies to peers, created when a message first needs one. Open MPI may keep them,
+/// so they live as long as the process; there is at most one for each rail of each peer.
 #[derive(Debug, Default)]
 pub(crate) struct Sources(Mutex<HashMap<Endpoint, &'static ModuleEndpoint>>);
 
-/// Those of this process.
+/// The reply endpoints of this process.
 pub(crate) static SOURCES: LazyLock<Sources> = LazyLock::new(Sources::default);
 
 impl Sources {
-    /// Returns the endpoint to reply to a peer by the rail that its message took.
+    /// Returns the endpoint for replies to a peer through the rail that its message took.
     pub(crate) fn reply_to(&self, source: Endpoint) -> &'static ModuleEndpoint {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let new = || ModuleEndpoint {

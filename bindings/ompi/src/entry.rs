@@ -43,10 +43,10 @@ pub(crate) struct CInterface {
     speed: u32,
 }
 
-/// Returns a copy of C text; empty for a null pointer.
+/// Returns a copy of a C string; empty for a null pointer.
 ///
 /// # Safety
-/// `text` is null or terminated text.
+/// `text` must be null or a C string.
 unsafe fn owned_text(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
@@ -58,7 +58,7 @@ unsafe fn owned_text(text: *const c_char) -> String {
 }
 
 /// # Safety
-/// `library` is null or terminated text.
+/// `library` must be null or a C string.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_other_series(library: *const c_char) -> *const c_char {
     /// The library does not change while the process runs.
@@ -78,8 +78,8 @@ extern "C" fn esp_version() -> *const c_char {
 }
 
 /// # Safety
-/// All pointers are valid for their types, and the texts null or terminated; `interfaces` has room
-/// for [`MAX_INTERFACES`].
+/// All pointers must be valid for their types, and all strings null or terminated. `interfaces`
+/// must be valid for writes of [`MAX_INTERFACES`] elements.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_start(
     parameters: *const CParameters,
@@ -134,7 +134,7 @@ extern "C" fn esp_stop() {
 }
 
 /// # Safety
-/// `entry` is null or readable for `length` bytes; `endpoint` is writable.
+/// `entry` must be null or valid for reads of `length` bytes; `endpoint` must be valid for writes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_add(
     module: c_int,
@@ -166,7 +166,7 @@ extern "C" fn esp_source(source: Endpoint) -> *const ModuleEndpoint {
 }
 
 /// # Safety
-/// `endpoint` is writable.
+/// `endpoint` must be valid for writes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_own_endpoint(endpoint: *mut ModuleEndpoint) {
     let remote = RemoteRail::new(RUNTIME.rank(), 0).unwrap_or(RemoteRail(u32::MAX));
@@ -177,7 +177,8 @@ unsafe extern "C" fn esp_own_endpoint(endpoint: *mut ModuleEndpoint) {
 }
 
 /// # Safety
-/// The segments are readable; if 0 is returned, until `descriptor` is completed.
+/// `segments` must be valid for reads of `count` segments, each of which must be valid for reads;
+/// if this returns 0, until `descriptor` is completed.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_send(
     endpoint: ModuleEndpoint,
@@ -209,7 +210,7 @@ extern "C" fn esp_progress() -> c_int {
 }
 
 /// # Safety
-/// `key` is writable.
+/// `key` must be valid for writes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_register(
     base: *mut c_void,

@@ -50,7 +50,7 @@ pub(crate) fn deliver(module: usize, source: Endpoint, tag: u8, body: &[u8]) {
 /// Returns the segments of a descriptor, and their number.
 ///
 /// # Safety
-/// `descriptor` is a descriptor whose send is not complete during `'a`.
+/// `descriptor` must be a descriptor whose send does not complete during `'a`.
 pub(crate) unsafe fn parts_of<'a>(descriptor: usize) -> ([IoSlice<'a>; MAX_SEGMENTS], usize) {
     let (mut segments, mut count) = (ptr::null(), 0);
     let descriptor = ptr::with_exposed_provenance_mut(descriptor);
@@ -74,11 +74,11 @@ pub(crate) fn sent(descriptor: usize, succeeded: bool) {
 /// Completes a put, get or atomic operation.
 pub(crate) fn complete(completion: usize, succeeded: bool) {
     let completion = ptr::with_exposed_provenance_mut(completion);
-    // SAFETY: the shim passed it with an operation, which ends once.
+    // SAFETY: the shim passed it with an operation, which completes once.
     unsafe { esp_shim_complete(completion, status(succeeded)) }
 }
 
-/// Returns text for C.
+/// Returns a C string, without the NULs of `text`.
 pub(crate) fn c_text(text: &str) -> CString {
     CString::new(text.replace('\0', "")).unwrap_or_default()
 }
@@ -95,7 +95,7 @@ pub(crate) fn print(text: &str) {
     unsafe { esp_shim_print(c_text(text).as_ptr()) }
 }
 
-/// Shows a topic of `help-mpi-btl-esp.txt`, once for a job.
+/// Shows a topic of `help-mpi-btl-esp.txt`, once per job.
 pub(crate) fn show_help(topic: &CStr) {
     // SAFETY: terminated text.
     unsafe { esp_shim_show_help(topic.as_ptr()) }
@@ -148,7 +148,7 @@ pub(crate) mod testing {
         fn malloc(size: usize) -> *mut c_void;
     }
 
-    /// A completion that notes its status.
+    /// A completion that stores its status.
     pub(crate) struct Completion {
         raw: *mut CCompletion,
         status: &'static OnceLock<c_int>,
@@ -165,7 +165,7 @@ pub(crate) mod testing {
                 _: *mut c_void,
                 value: c_int,
             ) {
-                // SAFETY: the place of a status, which stays.
+                // SAFETY: the address of a status, which is never freed.
                 let status = unsafe { &*status.cast::<OnceLock<c_int>>() };
                 status.set(value).expect("called once");
             }
@@ -180,7 +180,7 @@ pub(crate) mod testing {
                 context: ptr::from_ref(status).cast_mut().cast(),
                 data: none,
             };
-            // SAFETY: the memory is as long as what is written; the shim frees it.
+            // SAFETY: the memory has the size of the written value; the shim frees it.
             let raw = unsafe {
                 let raw = malloc(size_of::<CCompletion>()).cast::<CCompletion>();
                 raw.write(completion);
@@ -189,7 +189,7 @@ pub(crate) mod testing {
             Completion { raw, status }
         }
 
-        /// Returns the address that operations get. One completion ends one operation.
+        /// Returns the address to pass to an operation. Each completion is for one operation.
         pub(crate) fn raw(&self) -> usize {
             self.raw.expose_provenance()
         }

@@ -1,8 +1,8 @@
 //! The header of a message between two components. The body is a message of Open MPI, or the bytes
 //! of a put or get.
 //!
-//! The first two bytes are the kind and a small number. Except for kind 1, six zero bytes and
-//! numbers of eight bytes, little endian, follow.
+//! The first two bytes are the kind and a small number. Except in kind 1, six zero bytes and
+//! little-endian numbers of eight bytes follow.
 //!
 //! | kind | name | small number | numbers | body |
 //! |---|---|---|---|---|

@@ -1,7 +1,7 @@
-//! Gives up the core between polls without events.
+//! Yields the core between polls without events.
 //!
-//! On a core on which another process computes, the rank sleeps until a frame wakes it: a short
-//! time only, because Open MPI polls other transports, too.
+//! On a core on which another process computes, the rank sleeps until a frame wakes it, but only
+//! for a short time, because Open MPI polls other transports, too.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,16 +10,17 @@ use std::sync::{Mutex, PoisonError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use shmem::Yielder;
 
-/// One empty poll in this number gives up the core. Not each: a program that computes between its
-/// calls of `MPI_Test` polls without events, too, and a yield is a system call.
+/// Number of empty polls per yield. A yield is a system call, which would slow down a program that
+/// computes between its calls of `MPI_Test`, because such a program polls without events, too.
 const POLLS_PER_YIELD: u32 = 16;
-/// Maximum time of a sleep. Messages of Open MPI's other transports are delayed by at most this.
-const LONGEST_SLEEP: Timespec = Timespec {
+/// Maximum time of a sleep. Messages of Open MPI's other transports are delayed by at most this
+/// time.
+const MAX_SLEEP: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 200_000,
 };
 
-/// What a rank does after a poll without events.
+/// The action after a poll without events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Idle {
     /// Poll again.
@@ -56,12 +57,12 @@ impl EmptyPolls {
             .unwrap_or_else(PoisonError::into_inner) = descriptors;
     }
 
-    /// Forgets the empty polls: there were events.
+    /// Resets the count of empty polls after a poll with events.
     pub(crate) fn reset(&self) {
         self.count.store(0, Ordering::Relaxed);
     }
 
-    /// Counts an empty poll.
+    /// Counts an empty poll, and returns the action to take.
     pub(crate) fn count(&self) -> Idle {
         let count = self.count.load(Ordering::Relaxed) + 1;
         self.count.store(count % POLLS_PER_YIELD, Ordering::Relaxed);
@@ -74,14 +75,15 @@ impl EmptyPolls {
         }
     }
 
-    /// Yields.
+    /// Yields the core.
     pub(crate) fn let_others_run(&self) {
         self.yielder.yield_now();
     }
 
-    /// Sleeps until a transport has an event, for a short time at most. The caller has armed them.
+    /// Sleeps until a transport has an event, but at most [`MAX_SLEEP`]. The caller has armed the
+    /// transports.
     pub(crate) fn sleep(&self) {
-        // Another thread sleeps there already: this one polls.
+        // If another thread sleeps on the descriptors already, this one polls.
         let Ok(descriptors) = self.descriptors.try_lock() else {
             return;
         };
@@ -89,8 +91,8 @@ impl EmptyPolls {
             .iter()
             .map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN))
             .collect();
-        // After an error the next poll finds what there is.
-        let _ = poll(&mut fds, Some(&LONGEST_SLEEP));
+        // After an error, the next poll handles any events.
+        let _ = poll(&mut fds, Some(&MAX_SLEEP));
     }
 }
 

@@ -17,7 +17,7 @@ pub(crate) const WRITE: u32 = 4;
 /// Flag of a region: peers may use atomic operations.
 pub(crate) const ATOMIC: u32 = 8;
 
-/// Maximum number of segments of a message. Open MPI makes two.
+/// Maximum number of segments of a message. Open MPI uses two.
 pub(crate) const MAX_SEGMENTS: usize = 16;
 
 /// `mca_btl_base_segment_t`.
@@ -31,7 +31,8 @@ pub(crate) struct Segment {
 /// Returns the segments of a message as slices, and their number.
 ///
 /// # Safety
-/// `segments` points to `count` segments of memory that is readable during `'a`.
+/// `segments` must be valid for reads of `count` segments, whose memory must be valid for reads
+/// during `'a`.
 pub(crate) unsafe fn slices<'a>(
     segments: *const Segment,
     count: usize,
@@ -55,7 +56,7 @@ pub(crate) unsafe fn slices<'a>(
 /// Returns memory of this process as a slice.
 ///
 /// # Safety
-/// `address` is readable for `length` bytes during `'a`.
+/// `address` must be valid for reads of `length` bytes during `'a`.
 pub(crate) unsafe fn bytes<'a>(address: usize, length: usize) -> &'a [u8] {
     if length == 0 {
         return &[];
@@ -67,7 +68,7 @@ pub(crate) unsafe fn bytes<'a>(address: usize, length: usize) -> &'a [u8] {
 /// Copies bytes to memory of this process.
 ///
 /// # Safety
-/// `address` is writable for the length of `bytes`.
+/// `address` must be valid for writes of `bytes.len()` bytes, and must not overlap `bytes`.
 pub(crate) unsafe fn fill(address: usize, bytes: &[u8]) {
     let to = std::ptr::with_exposed_provenance_mut(address);
     // SAFETY: guaranteed by the caller. The bytes are in a receive ring, so they do not overlap.
@@ -77,7 +78,7 @@ pub(crate) unsafe fn fill(address: usize, bytes: &[u8]) {
 /// Copies within this process. The two ranges may overlap.
 ///
 /// # Safety
-/// `from` is readable and `to` writable for `length` bytes.
+/// `from` must be valid for reads, and `to` for writes, of `length` bytes.
 pub(crate) unsafe fn copy(from: usize, to: usize, length: usize) {
     let from = std::ptr::with_exposed_provenance::<u8>(from);
     // SAFETY: guaranteed by the caller.
@@ -144,11 +145,11 @@ impl Regions {
     }
 }
 
-/// Executes an atomic operation and returns the previous value. `None`: the operator is unknown or
-/// the address misaligned.
+/// Executes an atomic operation and returns the previous value; `None` if the operator is unknown
+/// or the address misaligned.
 ///
 /// # Safety
-/// `address` is readable and writable for eight bytes, or four with [`FOUR_BYTES`].
+/// `address` must be valid for reads and writes of eight bytes, or four with [`FOUR_BYTES`].
 pub(crate) unsafe fn atomic(
     address: usize,
     operator: u8,
@@ -163,8 +164,8 @@ pub(crate) unsafe fn atomic(
             #[allow(clippy::cast_possible_truncation)]
             let (operand, compare) = (operand as $unsigned, compare as $unsigned);
             let cell = std::ptr::with_exposed_provenance_mut(address);
-            // SAFETY: guaranteed by the caller, and aligned. A program that accesses it otherwise
-            // at the same time has a race of its own.
+            // SAFETY: guaranteed by the caller, and aligned. If the program accesses it
+            // non-atomically at the same time, the race is the program's.
             let cell = unsafe { <$atomic>::from_ptr(cell) };
             let order = Ordering::SeqCst;
             let signed = |value: $unsigned| value.cast_signed();
@@ -199,7 +200,7 @@ pub(crate) unsafe fn atomic(
 /// Stores the previous value of an atomic operation; nothing if `address` is 0.
 ///
 /// # Safety
-/// `address` is 0, or writable for eight bytes, or four if `four_bytes`.
+/// `address` must be 0 or valid for writes of eight bytes, or four if `four_bytes`.
 pub(crate) unsafe fn store(address: usize, value: u64, four_bytes: bool) {
     if address != 0 {
         let length = if four_bytes { 4 } else { 8 };

@@ -1,22 +1,22 @@
-//! The modex entry: what a process publishes for its peers when the job starts.
+//! The modex entry, which a process publishes for its peers when the job starts.
 //!
 //! | bytes | field |
 //! |---|---|
 //! | 4 | `ESPM` |
 //! | 1 | version, [`VERSION`] |
-//! | 1 | 1: interfaces follow; 2: a text follows that says why there are none |
+//! | 1 | 1: rails follow; 2: a text follows that gives the reason why there are none |
 //! | 1 | length of the node's name |
 //! | … | the node's name |
 //! | … | the text; or 1 to [`MAX_RAILS`] rails |
 //!
-//! Each rail: its carrier (1; 0: raw Ethernet, 1: UDP), length of its interface's name (1), the
-//! name, length of its transport's address (2, little endian), the address.
+//! Each rail: its carrier (1 byte; 0: raw Ethernet, 1: UDP), the length of its interface's name (1
+//! byte), the name, the length of its transport's address (2 bytes, little-endian), the address.
 
 use btl_eth::Carrier;
 
 use crate::endpoint::MAX_RAILS;
 
-/// Version of the format. Others are refused.
+/// Version of the format. Entries of other versions are refused.
 const VERSION: u8 = 4;
 const MAGIC: [u8; 4] = *b"ESPM";
 /// Numbers of the carriers.
@@ -25,7 +25,7 @@ const UDP: u8 = 1;
 /// Maximum length of a peer's text, in bytes.
 const MAX_TEXT: usize = 1024;
 
-/// Published rail of a process.
+/// A published rail of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RailAddress {
     /// Name of the interface.
@@ -40,7 +40,7 @@ pub(crate) struct RailAddress {
 pub(crate) struct ModexEntry {
     /// Name of the node, for messages to the user.
     pub(crate) node: String,
-    /// The rails, or why there are none.
+    /// The rails, or the reason why there are none.
     pub(crate) rails: Result<Vec<RailAddress>, String>,
 }
 
@@ -86,7 +86,7 @@ impl ModexEntry {
         }
         if version != VERSION {
             return Err(format!(
-                "its component has version {version}, this one {VERSION}: install the same on all nodes"
+                "its component has version {version}, this one {VERSION}: install the same version on all nodes"
             ));
         }
         let (node, rest) = rest

@@ -1,5 +1,5 @@
-//! Put, get and atomic operations, as messages that the peer's component executes while its program
-//! is in a call of MPI.
+//! Put, get and atomic operations as messages, which the peer's component executes while its
+//! program is in an MPI call.
 
 use std::collections::HashMap;
 use std::io::IoSlice;
@@ -12,7 +12,8 @@ use crate::memory::{self, ATOMIC, READ, REGIONS, WRITE};
 use crate::queued::{Queued, Transfer};
 use crate::runtime::{Fallback, Runtime, SendOutcome};
 
-/// Number of releases of own locks between two polls for peers that want them.
+/// Number of times that this process releases its own locks between two polls, in which peers can
+/// take them.
 const UNLOCKS_PER_POLL: u32 = 8;
 
 /// Kind of a pending operation.
@@ -25,7 +26,7 @@ pub(crate) enum OperationKind {
         length: u64,
         received: u64,
     },
-    /// `result`: address for the previous value; 0: none.
+    /// `result`: address for the previous value, or 0 for none.
     Atomic {
         result: usize,
         four_bytes: bool,
@@ -94,8 +95,8 @@ impl Operations {
         lost.map(|(_, operation)| operation.completion).collect()
     }
 
-    /// Returns the destination of received bytes of a get, and its completion if they are the last.
-    /// `None`: these bytes are not the next ones of a get to this endpoint.
+    /// Returns the destination of received bytes of a get, and its completion if they are the last
+    /// ones; `None` if they are not the next bytes of a get from this endpoint.
     fn receive(
         &self,
         number: u64,
@@ -129,7 +130,7 @@ impl Operations {
 }
 
 impl Runtime {
-    /// Starts a put. Returns whether it was started; then its completion is called.
+    /// Starts a put. Returns true if it was started, in which case its completion is called.
     pub(crate) fn put(
         &self,
         endpoint: Endpoint,
@@ -184,7 +185,7 @@ impl Runtime {
         }
     }
 
-    /// Starts a get. Returns whether it was started; then its completion is called.
+    /// Starts a get. Returns true if it was started, in which case its completion is called.
     pub(crate) fn get(
         &self,
         endpoint: Endpoint,
@@ -211,7 +212,8 @@ impl Runtime {
         self.send_request(endpoint, target.operation, &Header::Get { target, length })
     }
 
-    /// Starts an atomic operation. Returns whether it was started; then its completion is called.
+    /// Starts an atomic operation. Returns true if it was started, in which case its completion is
+    /// called.
     #[allow(clippy::too_many_arguments)] // those of Open MPI
     pub(crate) fn atomic(
         &self,
@@ -249,7 +251,7 @@ impl Runtime {
         self.send_request(endpoint, target.operation, &header)
     }
 
-    /// Ends an operation whose message its peer, which is lost, does not get.
+    /// Fails an operation whose message cannot be delivered, because its peer is lost.
     pub(crate) fn fail_operation(&self, number: u64) {
         if let Some(completion) = self.operations.remove(number) {
             self.complete(completion, false);
@@ -260,8 +262,8 @@ impl Runtime {
         endpoint.remote.process() == self.rank()
     }
 
-    /// Calls `f` with an address of this process on behalf of its own program. Key 0: memory that
-    /// is not registered, for which Open MPI itself guarantees access.
+    /// Calls `f` with an address of this process on behalf of its own program. With key 0, the
+    /// memory is not registered, and Open MPI itself guarantees access.
     fn in_own_memory<R>(
         &self,
         key: u64,
@@ -276,12 +278,12 @@ impl Runtime {
         REGIONS.with(key, address, length, right, f)
     }
 
-    /// Polls after every [`UNLOCKS_PER_POLL`]-th release of a lock of this process by itself, which
-    /// is an atomic operation without a result.
+    /// Polls after every [`UNLOCKS_PER_POLL`]-th time that this process releases a lock of its own,
+    /// which is an atomic operation without a result.
     ///
     /// A process that takes and releases its own lock in a loop never waits, and would otherwise
     /// poll only while it holds the lock, so that no peer could take it. Polling each time would
-    /// hand the lock over more often than is good for throughput.
+    /// pass the lock on so often that throughput suffers.
     fn poll_after_own_unlock(&self) {
         let unlocks = self.own_unlocks.fetch_add(1, Ordering::Relaxed);
         if unlocks.is_multiple_of(UNLOCKS_PER_POLL) {
@@ -296,7 +298,7 @@ impl Runtime {
         }
     }
 
-    /// Sends a reply. A lost peer needs none.
+    /// Sends a reply, unless the peer is lost.
     fn reply_done(&self, endpoint: Endpoint, operation: u64, result: Option<u64>) {
         let header = Header::Done {
             refused: result.is_none(),
@@ -311,7 +313,7 @@ impl Runtime {
         match header {
             Header::Active { .. } => {}
             Header::Put { last, target: t } => {
-                // SAFETY: the region is writable there.
+                // SAFETY: `with` checks that a writable region contains these bytes.
                 let fill = |at| unsafe { memory::fill(at, body) };
                 let written = REGIONS.with(t.key, t.address, body.len() as u64, WRITE, fill);
                 if last || written.is_none() {
@@ -331,7 +333,7 @@ impl Runtime {
                 operands,
             } => {
                 let size = if operator & FOUR_BYTES != 0 { 4 } else { 8 };
-                // SAFETY: the region is readable and writable there.
+                // SAFETY: `with` checks that a readable and writable region contains the value.
                 let run = |at| unsafe { memory::atomic(at, operator, operands) };
                 let value = REGIONS.with(t.key, t.address, size, ATOMIC, run);
                 self.reply_done(endpoint, t.operation, value.flatten());
@@ -367,7 +369,7 @@ impl Runtime {
                     // SAFETY: Open MPI keeps the result's place writable until the completion.
                     unsafe { memory::store(result, value, four_bytes) };
                 }
-                // A get is completed by its data; `Done` only refuses it.
+                // A get is completed by its data; `Done` can only refuse it.
                 let succeeded = !refused && !matches!(operation.kind, OperationKind::Get { .. });
                 self.complete(operation.completion, succeeded);
             }
@@ -418,7 +420,7 @@ mod tests {
         assert!(operations.take(number, endpoint(3)).is_none());
     }
 
-    /// The layers that started an operation have ended by then.
+    /// After the stop, the layers that started the operations no longer exist.
     #[test]
     fn nothing_is_completed_after_the_stop() {
         let runtime = Runtime::new();

@@ -55,7 +55,7 @@ pub(crate) struct NewRail {
 }
 
 impl NewRail {
-    /// Returns what is published of the rail.
+    /// Returns the published properties of the rail.
     pub(crate) fn published(&self) -> RailAddress {
         RailAddress {
             interface: self.interface.clone(),
@@ -71,9 +71,9 @@ pub(crate) struct NewRails {
     pub(crate) rails: Vec<NewRail>,
     /// Names of the interfaces by module.
     pub(crate) interfaces: Vec<String>,
-    /// Why a carrier has no rails, such as raw Ethernet without a daemon.
+    /// Reasons why carriers have no rails, such as raw Ethernet without a daemon.
     pub(crate) absent: Vec<String>,
-    /// Why an interface has no rail.
+    /// Reasons why interfaces have no rail.
     pub(crate) errors: Vec<String>,
 }
 
@@ -142,8 +142,8 @@ impl Parameters {
         new
     }
 
-    /// Creates a rail for each interface of a carrier: if there are rails already, for those of
-    /// their interfaces that have the carrier.
+    /// Creates a rail for each interface that has the carrier. If there are rails already, only
+    /// their interfaces are considered.
     fn add_rails(&self, new: &mut NewRails, config: &EthConfig) {
         let names = match config.interfaces() {
             Ok(names) => names,
@@ -190,7 +190,7 @@ impl Parameters {
     fn transport(&self, config: EthConfig) -> Result<EthBtl, String> {
         let (own, needed) = (config.rank, config.max_send);
         let mut transport = EthBtl::new(config).map_err(|error| error.to_string())?;
-        // The path to itself has the limits of the rings that the daemon granted.
+        // The path to this process itself has the limits of the rings that the daemon granted.
         let address = transport.address();
         let limit = transport
             .add_peer(own, &address)
@@ -219,7 +219,7 @@ pub(crate) fn c_name(name: &str) -> [u8; 16] {
 
 /// Returns the link speed that the driver reports, in Mbit/s; 0 if it reports none.
 pub(crate) fn link_speed(name: &str) -> u32 {
-    // Names of interfaces have no slash. A daemon that sent one would name another file.
+    // Names of interfaces contain no slash. One from a faulty daemon could name another file.
     if name.contains('/') {
         return 0;
     }
@@ -242,8 +242,9 @@ pub(crate) fn version() -> String {
     )
 }
 
-/// Returns why a component that was `built` for one release of Open MPI is to be ignored in the
-/// running one, if it is of another release series. `library`: text of `MPI_Get_library_version`.
+/// Returns the reason why a component that was `built` for one release of Open MPI must be ignored
+/// in the running one; `None` if both are of one release series. `library`: text of
+/// `MPI_Get_library_version`.
 pub(crate) fn other_series(built: [c_int; 3], library: &str) -> Option<String> {
     // Tools that do not link MPI, such as ompi_info, have no version.
     if library.is_empty() {

@@ -1,8 +1,8 @@
 //! Reachability of peers, and its report to the user.
 //!
-//! Each local rail is connected to one rail of a peer with its carrier: that of the interface with
-//! the local one's name if it answers, else the next that does, counted from the local interface's
-//! number, so that several local interfaces are spread over the peer's.
+//! Each local rail is connected to one rail of a peer that has the same carrier: that of the
+//! interface with the same name if it answers, or else the next one that answers, counted from the
+//! local interface's number, so that several local interfaces are spread over the peer's.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
@@ -42,7 +42,8 @@ pub(crate) struct PeerDirectory {
     reported: HashSet<String>,
 }
 
-/// A peer's rail that a local one reaches, and its properties: the least if it is not added yet.
+/// A peer's rail that a local one reaches, and its properties: minimum values if it is not added
+/// yet.
 type Reached = (RemoteRail, PeerInfo);
 
 impl PeerDirectory {
@@ -74,7 +75,7 @@ impl PeerDirectory {
     }
 }
 
-/// Returns the order in which a local rail tries those of a peer, as indices into `theirs`.
+/// Returns the order in which a local rail tries a peer's rails, as indices into `theirs`.
 /// `module`: number of the local interface.
 fn order(own: &RailAddress, module: usize, theirs: &[RailAddress]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..theirs.len()).collect();
@@ -87,8 +88,8 @@ fn order(own: &RailAddress, module: usize, theirs: &[RailAddress]) -> Vec<usize>
 
 impl Runtime {
     /// Returns the endpoint of a peer for a module; `None` if none of its rails reaches the peer.
-    /// `entry`: the peer's modex entry. The first call for a peer tries all its rails on all local
-    /// ones.
+    /// `entry`: the peer's modex entry. The first call for a peer tries all its rails with all
+    /// local ones.
     pub(crate) fn add(&self, module: usize, peer: Rank, entry: &[u8]) -> Option<ModuleEndpoint> {
         let known = self.directory().reached.get(&peer).cloned();
         let reached = known.unwrap_or_else(|| self.reach(peer, entry));
@@ -120,7 +121,7 @@ impl Runtime {
         reached
     }
 
-    /// Adds the first rail of a peer that answers to a local one.
+    /// Adds the first rail of a peer that answers a local one.
     fn reach_by(&self, rail: &Rail, peer: Rank, theirs: &[RailAddress]) -> Result<Reached, String> {
         let local = self.directory().locals.get(rail.number as usize).cloned();
         let local = local.ok_or("this process has no such rail")?;
@@ -138,20 +139,21 @@ impl Runtime {
         }
         if candidates.is_empty() {
             reasons.push(match local.carrier {
-                Carrier::Raw => "it has no interface of raw Ethernet".to_owned(),
-                Carrier::Udp => "it has no interface of UDP".to_owned(),
+                Carrier::Raw => "it has no interface with raw Ethernet".to_owned(),
+                Carrier::Udp => "it has no interface with UDP".to_owned(),
             });
         }
         let reason = reasons.join("; ");
         self.print_if_verbose(|directory| {
             let local = directory.describe_rail(rail.number);
-            format!("esp: {local} not to {}: {reason}", directory.describe(peer))
+            let peer = directory.describe(peer);
+            format!("esp: {local} has no path to {peer}: {reason}")
         });
         Err(reason)
     }
 
-    /// Chooses a rail of a peer without probing it: one that was added before, because the
-    /// peer connected first, else the first candidate, which is added at the next poll.
+    /// Chooses a rail of a peer without probing it: one that was added earlier because the peer
+    /// connected first, or else the first candidate, which is added at the next poll.
     fn defer(
         &self,
         rail: &Rail,
@@ -173,8 +175,8 @@ impl Runtime {
         (remote, PeerInfo::default())
     }
 
-    /// Adds one rail of a peer to a local one. `None`: another call uses the transport, and may
-    /// wait for a lock of the caller.
+    /// Adds one rail of a peer to a local one. Returns `None` if another call uses the transport:
+    /// it may be waiting for a lock of the caller.
     fn add_remote(
         &self,
         rail: &Rail,
@@ -230,7 +232,7 @@ impl Runtime {
         Ok(info)
     }
 
-    /// Adds the peers whose addition was deferred. For the owner of the rail's transport.
+    /// Adds the peers whose addition was deferred. The caller must own the rail's transport.
     pub(crate) fn add_deferred(&self, rail: &Rail, transport: &mut EthBtl) {
         rail.has_deferred.store(false, Ordering::SeqCst);
         let of_rail = |endpoint: &Endpoint, _: &mut Vec<u8>| endpoint.rail == rail.number;
@@ -246,7 +248,7 @@ impl Runtime {
     }
 
     /// Adds or refuses a peer that has connected before this process added it, or to another
-    /// interface than this process chose. For the owner of the rail's transport.
+    /// interface than this process chose. The caller must own the rail's transport.
     pub(crate) fn admit_pending(&self, rail: &Rail, transport: &mut EthBtl) {
         let Some(remote) = transport.pending_peers().first().copied().map(RemoteRail) else {
             return;
@@ -273,13 +275,13 @@ impl Runtime {
         let theirs = entry.and_then(|entry| self.decode_entry(peer, &entry));
         let theirs = theirs.unwrap_or_default();
         let Some(RailAddress { address, .. }) = theirs.get(remote.number()) else {
-            return Err("its modex entry does not have the rail that it uses".to_owned());
+            return Err("its modex entry does not contain the rail that it uses".to_owned());
         };
         self.add_to_transport(rail, transport, remote, address)
             .map(drop)
     }
 
-    /// Decodes a peer's modex entry. `None`, after a report, if the peer has no rail.
+    /// Decodes a peer's modex entry. If the peer has no rail, reports this and returns `None`.
     fn decode_entry(&self, peer: Rank, bytes: &[u8]) -> Option<Vec<RailAddress>> {
         let rails = ModexEntry::decode(bytes).and_then(|entry| {
             self.directory().nodes.insert(peer, entry.node);
@@ -293,7 +295,7 @@ impl Runtime {
     fn print_if_verbose(&self, text: impl FnOnce(&PeerDirectory) -> String) {
         let directory = self.directory();
         let text = directory.parameters.verbose.then(|| text(&directory));
-        // Open MPI is called without the lock.
+        // Open MPI must be called without the lock.
         drop(directory);
         if let Some(text) = text {
             self.print(&text);

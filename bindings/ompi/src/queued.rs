@@ -1,4 +1,4 @@
-//! Sends that wait: for room, for a connection, or because another call used the transport.
+//! Sends that wait for room or a connection, or because another call used the transport.
 //!
 //! Short messages are copied. Long ones stay in Open MPI's memory and are reported when sent.
 
@@ -27,12 +27,12 @@ pub(crate) enum Queued {
     Transfer(Transfer),
 }
 
-/// A put, or the reply to a peer's get, whose bytes from `sent` on are still to be sent.
+/// A put, or the reply to a peer's get, whose first `sent` bytes were sent.
 #[derive(Debug)]
 pub(crate) struct Transfer {
     /// Destination of a put, or source of a get.
     pub(crate) target: Target,
-    /// Address of the bytes of a put; `None`: the reply to a get.
+    /// Address of the bytes of a put; `None` for the reply to a get.
     pub(crate) local: Option<usize>,
     pub(crate) length: u64,
     pub(crate) sent: u64,
@@ -43,10 +43,10 @@ pub(crate) struct Transfer {
 /// Result of a send that must be repeated later.
 struct MustWait;
 
-/// Returns whether the message was accepted; false if the peer is lost.
+/// Returns true if the message was accepted, false if the peer is lost.
 ///
-/// A rank that the transport does not know is one whose `add_peer` was deferred, because only ranks
-/// that were added, or will be, get an endpoint.
+/// If the transport does not know a rank, its `add_peer` was deferred: only ranks that were or will
+/// be added have an endpoint.
 fn accepted(sent: &Result<(), SendError>) -> Result<bool, MustWait> {
     match sent {
         Err(SendError::Busy | SendError::NoPeer(_)) => Err(MustWait),
@@ -55,7 +55,7 @@ fn accepted(sent: &Result<(), SendError>) -> Result<bool, MustWait> {
 }
 
 impl Transfer {
-    /// Sends what is left. Returns false if the peer is lost.
+    /// Sends the remaining bytes. Returns false if the peer is lost.
     fn send(&mut self, tx: &mut dyn Tx, peer: Rank) -> Result<bool, MustWait> {
         let Target { operation, key, .. } = self.target;
         loop {
@@ -120,7 +120,7 @@ impl Queued {
 }
 
 impl QueuedSend for Queued {
-    /// Counts memory of this component only. It is bounded, because a peer may send requests and
+    /// Counts only memory of this component. It has a bound, because a peer may send requests and
     /// not accept the replies.
     fn cost(&self) -> usize {
         match self {
@@ -142,7 +142,8 @@ impl QueuedSend for Queued {
                 accepted(&tx.send(peer, front, &[IoSlice::new(body)]))
             }
             Queued::Descriptor { descriptor, tag } => {
-                // SAFETY: Open MPI leaves a queued descriptor alone until its completion.
+                // SAFETY: Open MPI does not change or free a queued descriptor until its
+                // completion.
                 let (parts, count) = unsafe { ffi::parts_of(*descriptor) };
                 let header = Header::Active { tag: *tag }.encode();
                 let sent = accepted(&tx.send(peer, header.as_slice(), &parts[..count]));
@@ -151,7 +152,7 @@ impl QueuedSend for Queued {
             Queued::Transfer(transfer) => transfer.send(tx, peer),
         };
         let Ok(alive) = sent else { return Err(self) };
-        // The loss was reported before the item was queued, and ended the operations of that time.
+        // The loss was reported before the item was queued, so it ended only earlier operations.
         if let Some(operation) = self.own_operation().filter(|_| !alive) {
             shared.lend(tx, || RUNTIME.fail_operation(operation));
         }

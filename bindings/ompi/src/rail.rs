@@ -1,4 +1,4 @@
-//! One rail: a local interface with one of its carriers, its transport, its progress, and its
+//! A rail: a local interface with one of its carriers, its transport, its progress, and its
 //! incoming messages.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -44,7 +44,7 @@ impl Rail {
 }
 
 impl Runtime {
-    /// Polls one rail. Returns the number of events; 0 also if another call uses the transport.
+    /// Polls one rail. Returns the number of events, or 0 if another call uses the transport.
     pub(crate) fn poll_rail(&self, rail: &Rail) -> usize {
         let poll = |place: &mut Option<EthBtl>| {
             place
@@ -62,7 +62,8 @@ impl Runtime {
             runtime: self,
             rail,
         });
-        // Admitting asks Open MPI. A peer that connects after the stop finds a process that leaves.
+        // Admission calls Open MPI, which is not allowed after the stop. A peer that connects later
+        // finds that this process is leaving.
         if !self.stopping.load(Ordering::SeqCst) {
             self.admit_pending(rail, transport);
         }

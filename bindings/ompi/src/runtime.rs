@@ -19,12 +19,12 @@ use crate::peers::PeerDirectory;
 use crate::queued::Queued;
 use crate::rail::Rail;
 
-/// Maximum time that finalization waits until sent messages have been acknowledged.
+/// Maximum time that finalization waits for the acknowledgement of sent messages.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
-/// Maximum length of a message that is copied if it cannot be sent at once. `osc/pt2pt` sends no
-/// longer ones; it waits for ever for a message that was accepted and is not sent.
+/// Maximum length of a message that is copied if it cannot be sent at once. `osc/pt2pt`, which
+/// sends no longer ones, would wait forever for a message that was accepted but not sent.
 const MAX_COPY: usize = 16 << 10;
-/// Minimum bound on the bytes of queued replies to peers.
+/// Minimum value of the bound on the bytes of queued replies to peers.
 const MIN_REPLY_BACKLOG: usize = 16 << 20;
 
 /// Handling of a message that cannot be sent at once.
@@ -41,7 +41,7 @@ pub(crate) enum Fallback {
 /// Result of [`Runtime::send`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SendOutcome {
-    /// Sent or copied: the caller's memory is free.
+    /// Sent or copied: the caller may reuse its memory.
     Complete,
     /// The descriptor is queued, or the message was refused.
     Incomplete,
@@ -60,11 +60,11 @@ pub(crate) struct Runtime {
     eager: AtomicUsize,
     backlog: AtomicUsize,
     fragment_size: AtomicUsize,
-    /// Set when finalization begins. Nothing of Open MPI is called from then on.
+    /// Set when finalization begins. No function of Open MPI is called afterwards.
     pub(crate) stopping: AtomicBool,
     yields: AtomicBool,
     empty_polls: EmptyPolls,
-    /// Number of locks on its own windows that this process has released.
+    /// Number of times that this process has released a lock of its own windows.
     pub(crate) own_unlocks: AtomicU32,
 }
 
@@ -129,7 +129,7 @@ impl Runtime {
         self.rank.load(Ordering::Relaxed)
     }
 
-    /// Maximum number of bytes of a put or get in one message.
+    /// Returns the maximum number of bytes of a put or get in one message.
     pub(crate) fn fragment_size(&self) -> usize {
         self.fragment_size.load(Ordering::Relaxed)
     }
@@ -201,12 +201,12 @@ impl Runtime {
         }
     }
 
-    /// Returns whether the calling thread is in a callback of this component's own progress.
+    /// Returns true if this component's progress has called back into Open MPI on this thread.
     pub(crate) fn is_nested(&self) -> bool {
         self.rails().iter().any(|rail| rail.transport.is_mine())
     }
 
-    /// Sends a message, or handles it as `fallback` says if that is not possible now.
+    /// Sends a message. If that is not possible now, handles it according to `fallback`.
     #[inline]
     pub(crate) fn send(
         &self,
@@ -221,7 +221,7 @@ impl Runtime {
         let (peer, bytes) = (endpoint.remote.0, header.encode());
         match rail.transport.send(peer, bytes.as_slice(), body) {
             Ok(()) => return SendOutcome::Complete,
-            // `NoPeer`: adding this peer was deferred.
+            // `NoPeer`: the addition of this peer was deferred.
             Err(SendError::Busy | SendError::NoPeer(_)) => {}
             Err(_) => return SendOutcome::Failed,
         }
@@ -242,12 +242,12 @@ impl Runtime {
         outcome
     }
 
-    /// Chooses the fallback for a message of `length` bytes. `descriptor`: 0 if there is none.
-    /// `None`: refuse the message, because too many bytes are queued.
+    /// Chooses the fallback for a message of `length` bytes. `descriptor` is 0 if there is none.
+    /// Returns `None` if the message must be refused, because too many bytes are queued.
     ///
-    /// A long message of the program's own call (`nested` is false) is not copied: its sender
+    /// A long message from a call of the program (`nested` is false) is not copied: its sender
     /// waits for the completion, and so makes progress. A message with a descriptor is never
-    /// refused: ob1 repeats a refused send only when another one is complete.
+    /// refused: ob1 repeats a refused send only when another one completes.
     pub(crate) fn fallback(
         &self,
         length: usize,
@@ -272,15 +272,15 @@ impl Runtime {
         rails.map(|rail| rail.transport.queued_bytes()).sum()
     }
 
-    /// Returns whether the replies to peers exceed their bound: peers send requests and do not
-    /// accept the replies.
+    /// Returns true if the queued replies exceed their bound: peers send requests but do not accept
+    /// the replies.
     pub(crate) fn replies_overrun(&self) -> bool {
         let backlog = self.backlog.load(Ordering::Relaxed);
         self.queued_bytes() > backlog.saturating_mul(2).max(MIN_REPLY_BACKLOG)
     }
 
-    /// Polls all rails, and gives up the core after some empty polls in a row. Returns the number
-    /// of events.
+    /// Polls all rails, and yields the core after several consecutive empty polls. Returns the
+    /// number of events.
     pub(crate) fn progress(&self) -> usize {
         let events = self.poll();
         if events > 0 {
@@ -299,8 +299,8 @@ impl Runtime {
         events
     }
 
-    /// Requests a wake-up by all rails. Returns false if one has an event or unsent messages, or is
-    /// in use by another thread.
+    /// Requests a wake-up from all rails. Returns false if one has an event or unsent messages, or
+    /// is in use by another thread.
     fn arm(&self) -> bool {
         self.rails().iter().all(|rail| {
             let arm = |place: &mut Option<EthBtl>| place.as_mut().is_some_and(Btl::arm);
@@ -343,8 +343,8 @@ impl Runtime {
         }
     }
 
-    /// Flushes and closes all transports. Nothing of Open MPI is called from now on: the layers
-    /// whose messages and operations these were have ended. Their memory is the process's.
+    /// Flushes and closes all transports. No function of Open MPI is called from now on: the layers
+    /// that started the messages and operations have ended. Their memory is freed with the process.
     pub(crate) fn stop(&self) {
         if self.stopping.swap(true, Ordering::SeqCst) {
             return;
@@ -371,15 +371,15 @@ impl Runtime {
                     transport.close();
                 }
             };
-            // If another thread is still in a call, its transport is closed with the process.
+            // If another thread is still using the transport, it is closed when the process ends.
             let _ = rail.transport.enter(close);
         }
     }
 }
 
-/// Returns true if the loss of a peer for which nothing was meant is a failure of the job. A peer
-/// that leaves in order is none: processes leave `MPI_Finalize` one after the other. If one died
-/// instead, `mpirun` notices.
+/// Returns true if the loss of a peer with no messages or operations pending is a failure of the
+/// job. A peer that has left or is gone is not: processes leave `MPI_Finalize` one after the other,
+/// and `mpirun` notices if one died instead.
 fn is_failure(error: &PeerError) -> bool {
     !matches!(error, PeerError::Left | PeerError::Gone)
 }

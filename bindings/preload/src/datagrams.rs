@@ -9,10 +9,11 @@ use crate::kernel::{self, Errno};
 use crate::memory::{Addr, close_foreign, write_enet};
 use crate::own::{Own, ask, broker};
 
-/// Datagrams up to this length pass every Ethernet; for longer ones the broker is asked.
+/// Datagrams of up to this length fit into every Ethernet frame; for longer ones, the broker is
+/// asked for the MTU.
 pub(crate) const ALWAYS_FITS: usize = 1400;
 
-/// Most bytes of control messages that a program gets with a datagram.
+/// Maximum length of the control messages that a program gets with a datagram, in bytes.
 const MAX_CONTROL: usize = 64 << 10;
 
 /// Binds a free port, unless the socket has one.
@@ -30,7 +31,7 @@ fn bind_any(own: &Own) -> Result<(), Errno> {
     }
 }
 
-/// Connects the socket to a port of a node; with family 0, ends that.
+/// Connects the socket to a port of a node; disconnects it if the family is 0.
 pub(crate) fn connect(fd: c_int, own: &Own, addr: &Addr) -> Result<(), Errno> {
     bind_any(own)?;
     let peer = match addr.family() {
@@ -38,7 +39,7 @@ pub(crate) fn connect(fd: c_int, own: &Own, addr: &Addr) -> Result<(), Errno> {
         _ => Some(addr.enet().ok_or(libc::EAFNOSUPPORT)?),
     };
     if Addr::peer(fd).is_some() {
-        // The broker's next socket may not send to one that is connected to another.
+        // The broker's next socket cannot send to a socket that is connected to another one.
         let none = Addr::unspecified();
         let (none, len) = none.raw();
         kernel::connect(fd, none, len);
@@ -63,7 +64,7 @@ pub(crate) fn send(
     to: Option<Enet>,
     flags: c_int,
 ) -> Result<isize, Errno> {
-    // SAFETY: the program says that the parts are there.
+    // SAFETY: the program passes valid parts.
     let parts = unsafe { parts(message) };
     let len = parts
         .iter()
@@ -133,9 +134,9 @@ pub(crate) fn receive_message(
     Ok(received)
 }
 
-/// Receives the next datagram of the broker, and returns its length and the sender that the broker
-/// names. All users of the node can send to the name of the program's socket: datagrams of others
-/// are dropped.
+/// Receives the next datagram from the broker, and returns its length and the sender that the
+/// broker names. All users of the node can send to the name of the program's socket, so datagrams
+/// from others are dropped.
 fn receive_own(fd: c_int, message: &mut msghdr, flags: c_int) -> Result<(isize, Enet), Errno> {
     let theirs = match message.msg_control.is_null() {
         true => (message.msg_control, 0),
@@ -185,7 +186,7 @@ fn controls(message: &msghdr) -> impl Iterator<Item = *const cmsghdr> {
 
 /// Returns the level, the type and the data of a control message.
 fn control(at: &*const cmsghdr) -> ((c_int, c_int), &[u8]) {
-    // SAFETY: the header is the kernel's, and its length that of the header and the data.
+    // SAFETY: the kernel has written the header, whose length includes the data.
     unsafe {
         let len = (**at).cmsg_len - libc::CMSG_LEN(0) as usize;
         let data = std::slice::from_raw_parts(libc::CMSG_DATA(*at), len);
@@ -193,7 +194,7 @@ fn control(at: &*const cmsghdr) -> ((c_int, c_int), &[u8]) {
     }
 }
 
-/// Returns the user who sent a message.
+/// Returns the ID of the user that sent a message.
 fn user(message: &msghdr) -> Option<u32> {
     controls(message).find_map(|at| {
         let (kind, data) = control(&at);
@@ -204,8 +205,8 @@ fn user(message: &msghdr) -> Option<u32> {
     })
 }
 
-/// Drops a message: closes what descriptors came with it, and takes it from the socket if it was
-/// only looked at.
+/// Drops a message: closes descriptors that came with it, and removes it from the socket if it was
+/// only peeked at.
 fn drop_datagram(fd: c_int, message: &msghdr, flags: c_int) {
     let mut passed = Vec::new();
     for at in controls(message) {
@@ -228,8 +229,8 @@ fn drop_datagram(fd: c_int, message: &msghdr, flags: c_int) {
     }
 }
 
-/// Copies the control messages but that of the user to the program's memory, as far as there is
-/// room.
+/// Copies the control messages to the program's memory, except the sender's credentials, as room
+/// permits.
 fn give_control(message: &mut msghdr, (to, room): (*mut c_void, usize)) {
     let (mut used, mut is_cut) = (0, false);
     for at in controls(message) {
@@ -246,7 +247,8 @@ fn give_control(message: &mut msghdr, (to, room): (*mut c_void, usize)) {
         if is_cut {
             break;
         }
-        // SAFETY: `len` bytes are at `at`, and the program says that `room` are at `to`.
+        // SAFETY: `at` is valid for reads of `len` bytes, and the program passes memory of `room`
+        // bytes at `to`.
         unsafe {
             let to = to.cast::<u8>().add(used);
             std::ptr::copy_nonoverlapping(at.cast::<u8>(), to, len);
@@ -259,7 +261,7 @@ fn give_control(message: &mut msghdr, (to, room): (*mut c_void, usize)) {
     (message.msg_control, message.msg_controllen) = (to, used);
 }
 
-/// Returns the sender that the name of the broker's socket says.
+/// Returns the sender, which the name of the broker's socket contains.
 fn sender(source: Option<&Addr>) -> Enet {
     let name = source.and_then(Addr::name);
     name.and_then(Enet::of_name).unwrap_or_default()
@@ -268,7 +270,7 @@ fn sender(source: Option<&Addr>) -> Enet {
 /// Returns the parts of a message.
 ///
 /// # Safety
-/// The message names that many parts.
+/// `message.msg_iov` must be null or valid for reads of `msg_iovlen` parts.
 unsafe fn parts(message: &msghdr) -> &[iovec] {
     if message.msg_iov.is_null() || message.msg_iovlen == 0 {
         return &[];

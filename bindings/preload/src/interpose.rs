@@ -1,4 +1,4 @@
-//! The functions that programs call in place of the C library's.
+//! The functions that programs call instead of the C library's.
 
 use libc::{c_int, c_void, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 use preload_wire::{AF_ENET, Enet};
@@ -24,7 +24,7 @@ fn count(result: Result<ssize_t, Errno>) -> ssize_t {
     result.unwrap_or_else(|errno| fail(errno) as ssize_t)
 }
 
-/// Returns a count that was read, or the error where that was the end of a stream.
+/// Returns the number of bytes read, or at the end of a stream, the error that ended it.
 fn ended(fd: c_int, len: usize, count: ssize_t) -> ssize_t {
     if count != 0 || len == 0 {
         return count;
@@ -37,7 +37,7 @@ fn ended(fd: c_int, len: usize, count: ssize_t) -> ssize_t {
     ended
 }
 
-/// Ends the program as the C library does where a checked call has a buffer that is too short.
+/// Aborts the program, as the C library does, if the buffer of a checked call is too short.
 fn check(len: size_t, room: size_t) {
     if len > room {
         std::process::abort();
@@ -126,14 +126,14 @@ pub extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c
             None => {}
         }
     }
-    match tcp::way(fd, &given) {
-        tcp::Way::Tcp => kernel::connect(fd, addr, len),
-        tcp::Way::Esp(detour) => {
+    match tcp::plan(fd, &given) {
+        tcp::ConnectPlan::Tcp => kernel::connect(fd, addr, len),
+        tcp::ConnectPlan::Esp(detour) => {
             let (to, len) = detour.raw();
             kernel::connect(fd, to, len)
         }
-        tcp::Way::Interrupted => tcp::connect_interrupted(fd, &given),
-        tcp::Way::Failed(errno) => fail(errno),
+        tcp::ConnectPlan::Interrupted => tcp::connect_interrupted(fd, &given),
+        tcp::ConnectPlan::Failed(errno) => fail(errno),
     }
 }
 
@@ -143,7 +143,7 @@ pub extern "C" fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_
     if let Some(own) = Own::of(fd) {
         return done(options::local(&own, addr, len));
     }
-    // Without memory, the kernel says so.
+    // If there is no memory for the address, the kernel returns the error.
     if addr.is_null() || len.is_null() {
         return kernel::getsockname(fd, addr, len);
     }
@@ -160,7 +160,7 @@ pub extern "C" fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_
     if let Some(own) = Own::of(fd) {
         return done(options::peer(fd, &own, addr, len));
     }
-    // Without memory, the kernel says so.
+    // If there is no memory for the address, the kernel returns the error.
     if addr.is_null() || len.is_null() {
         return kernel::getpeername(fd, addr, len);
     }
@@ -214,7 +214,7 @@ pub extern "C" fn recv(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int
     )
 }
 
-/// `read(2)` of programs that are compiled with checks of buffers.
+/// `read(2)` of programs that are compiled with buffer checks (`_FORTIFY_SOURCE`).
 #[unsafe(no_mangle)]
 pub extern "C" fn __read_chk(fd: c_int, buffer: *mut c_void, len: size_t, room: size_t) -> ssize_t {
     check(len, room);
@@ -279,7 +279,7 @@ pub extern "C" fn recvfrom(
 /// `recvmsg(2)`.
 ///
 /// # Safety
-/// `message` is null or points to such a structure.
+/// `message` must be null or valid for reads and writes, with valid pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     // SAFETY: as the caller promises.
@@ -297,7 +297,8 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
         && got >= 0
         && Own::of(fd).is_some_and(|own| !own.is_stream)
     {
-        // The user of the sender, for which the program did not ask.
+        // The control message that did not fit holds the sender's credentials, which the program
+        // did not request.
         message.msg_flags &= !libc::MSG_CTRUNC;
     }
     ended(fd, 1, got)
@@ -345,7 +346,7 @@ pub extern "C" fn sendto(
 /// `sendmsg(2)`.
 ///
 /// # Safety
-/// `message` is null or points to such a structure.
+/// `message` must be null or valid for reads and writes, with valid pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     if flags & libc::MSG_OOB != 0 && is_over_esp(fd) {
@@ -364,13 +365,13 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
     kernel::sendmsg(fd, message, flags)
 }
 
-/// Returns true for a socket whose bytes go over ESP, which has no out-of-band data: the broker
-/// would not read them.
+/// Returns true for a socket whose bytes are carried by ESP. The broker would not read out-of-band
+/// data, which ESP does not have.
 pub(crate) fn is_over_esp(fd: c_int) -> bool {
     Own::of(fd).is_some() || tcp::is_over_esp(fd)
 }
 
-/// Returns the address of `AF_ENET` that a program passes.
+/// Returns the address that a program passes, if it is of `AF_ENET`.
 fn target(addr: *const sockaddr, len: socklen_t) -> Option<Enet> {
     if addr.is_null() || !is_enet(addr, len) {
         return None;

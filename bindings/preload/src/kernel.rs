@@ -1,4 +1,4 @@
-//! Calls of the kernel. They bypass the C library, which would lead back here.
+//! System calls. They bypass the C library, whose functions this library replaces.
 
 use libc::{
     c_int, c_long, c_short, c_uint, c_void, iovec, mmsghdr, msghdr, pollfd, sockaddr, socklen_t,
@@ -27,11 +27,11 @@ pub(crate) fn fail(errno: Errno) -> c_int {
     -1
 }
 
-/// Makes a call of the kernel, which sets `errno`.
+/// Makes a system call, which sets `errno`.
 macro_rules! call {
     ($number:ident $(, $argument:expr)*) => {
-        // SAFETY: the kernel checks every argument, and the memory they name is the program's, as
-        // it would be without this library.
+        // SAFETY: the kernel checks every argument, and the memory that they refer to is the
+        // program's, as it would be without this library.
         unsafe { libc::syscall(libc::$number $(, $argument)*) }
     };
 }
@@ -128,8 +128,8 @@ pub(crate) fn recvfrom(
     call!(SYS_recvfrom, fd, buffer, len, flags, addr, addr_len) as isize
 }
 
-/// Waits until the descriptor has one of these events or an error; at most `limit`, if there is
-/// one. Returns false at the limit.
+/// Waits until the descriptor has one of these events or an error, for at most `limit` if it is not
+/// `None`. Returns false at the limit.
 ///
 /// # Errors
 /// EINTR: interrupted by a signal.

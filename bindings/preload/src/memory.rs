@@ -1,4 +1,4 @@
-//! Structures of C: addresses in the program's memory and in the kernel's calls.
+//! C structures: addresses in the program's memory and in system calls.
 
 use std::mem::{offset_of, size_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -27,7 +27,7 @@ pub(crate) struct Addr {
 impl Addr {
     fn zeroed() -> Addr {
         Addr {
-            // SAFETY: the structure consists of integers, for which zero is a value.
+            // SAFETY: the structure consists of integers, for which zero is valid.
             storage: unsafe { std::mem::zeroed() },
             len: 0,
         }
@@ -36,7 +36,7 @@ impl Addr {
     fn of_bytes(bytes: &[u8]) -> Addr {
         let mut addr = Addr::zeroed();
         addr.len = bytes.len().min(size_of::<sockaddr_storage>());
-        // SAFETY: both places have `len` bytes; the structure is plain integers.
+        // SAFETY: both are valid for `len` bytes; the structure consists of integers.
         unsafe {
             std::ptr::copy_nonoverlapping(
                 bytes.as_ptr(),
@@ -59,13 +59,13 @@ impl Addr {
         if !(2..=size_of::<sockaddr_storage>()).contains(&len) {
             return Err(libc::EINVAL);
         }
-        // SAFETY: the program says that `len` bytes are there.
+        // SAFETY: the program passes `len` bytes.
         Ok(Addr::of_bytes(unsafe {
             std::slice::from_raw_parts(addr.cast::<u8>(), len)
         }))
     }
 
-    /// Returns the address that a call of the kernel writes.
+    /// Returns the address that a system call writes.
     pub(crate) fn get(call: impl FnOnce(*mut sockaddr, *mut socklen_t) -> c_int) -> Option<Addr> {
         let mut addr = Addr::zeroed();
         let mut len = size_of::<sockaddr_storage>() as socklen_t;
@@ -88,7 +88,7 @@ impl Addr {
         Addr::get(|addr, len| kernel::getpeername(fd, addr, len))
     }
 
-    /// Returns the address of no family, which ends a connection of datagrams.
+    /// Returns the address of the unspecified family, which disconnects a datagram socket.
     pub(crate) fn unspecified() -> Addr {
         Addr::of_bytes(&(libc::AF_UNSPEC as u16).to_ne_bytes())
     }
@@ -103,11 +103,11 @@ impl Addr {
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: `len` is at most the size of the structure, which is plain integers.
+        // SAFETY: `len` is at most the size of the structure, which consists of integers.
         unsafe { std::slice::from_raw_parts((&raw const self.storage).cast::<u8>(), self.len) }
     }
 
-    /// Returns the pointer and the length for a call of the kernel.
+    /// Returns the pointer and the length for a system call.
     pub(crate) fn raw(&self) -> (*const sockaddr, socklen_t) {
         ((&raw const self.storage).cast(), self.len as socklen_t)
     }
@@ -131,11 +131,11 @@ impl Addr {
         c_int::from(self.storage.ss_family)
     }
 
-    /// Returns the address of IP.
+    /// Returns the IP address and port.
     pub(crate) fn inet(&self) -> Option<SocketAddr> {
         match self.family() {
             libc::AF_INET if self.len >= size_of::<sockaddr_in>() => {
-                // SAFETY: the family and the length say that this is such a structure.
+                // SAFETY: the family and the length show that this is such a structure.
                 let addr = unsafe { *(&raw const self.storage).cast::<sockaddr_in>() };
                 let ip = Ipv4Addr::from(u32::from_be(addr.sin_addr.s_addr));
                 Some(SocketAddr::new(ip.into(), u16::from_be(addr.sin_port)))
@@ -151,7 +151,8 @@ impl Addr {
         }
     }
 
-    /// Returns an address of IP for a socket of this family, which may be IPv6 for IPv4 inside.
+    /// Returns an IP address for a socket of this family: an IPv4 address is mapped to IPv6 if the
+    /// family is IPv6.
     pub(crate) fn of_inet(addr: SocketAddr, family: c_int) -> Addr {
         let mut bytes = (family as u16).to_ne_bytes().to_vec();
         bytes.extend(addr.port().to_be_bytes());
@@ -173,8 +174,8 @@ impl Addr {
         Addr::of_bytes(&bytes)
     }
 
-    /// Writes the address to the program's memory, as the kernel does: as much as there is room
-    /// for, and the full length.
+    /// Writes the address to the program's memory, as the kernel does: truncated to the room, with
+    /// the full length.
     ///
     /// # Errors
     /// EINVAL: the room is negative.
@@ -192,7 +193,7 @@ fn write(bytes: &[u8], to: *mut sockaddr, room: *mut socklen_t) -> Result<(), Er
     if to.is_null() || room.is_null() {
         return Ok(());
     }
-    // SAFETY: the program says that the length is there, and that many bytes.
+    // SAFETY: the program passes a length, and memory of that length.
     unsafe {
         let count = usize::try_from((*room).cast_signed()).map_err(|_| libc::EINVAL)?;
         let count = count.min(bytes.len());
@@ -202,10 +203,10 @@ fn write(bytes: &[u8], to: *mut sockaddr, room: *mut socklen_t) -> Result<(), Er
     Ok(())
 }
 
-/// Writes the value of a socket option to the program's memory, as much as there is room for.
+/// Writes the value of a socket option to the program's memory, truncated to the room.
 ///
 /// # Errors
-/// EFAULT, EINVAL: there is no memory.
+/// EFAULT: there is no memory; EINVAL: the room is negative.
 pub(crate) fn write_option(
     value: &[u8],
     to: *mut libc::c_void,
@@ -224,12 +225,12 @@ pub(crate) fn write_option(
     Ok(())
 }
 
-/// Returns the value of a socket option that is a number; `None` for what is no socket.
+/// Returns the value of a numeric socket option; `None` if the descriptor is not a socket.
 pub(crate) fn option(fd: c_int, name: c_int) -> Option<c_int> {
     option_of(fd, libc::SOL_SOCKET, name)
 }
 
-/// Returns true for a socket of IPv6 that does not accept IPv4.
+/// Returns true for an IPv6 socket that does not accept IPv4.
 pub(crate) fn is_ipv6_only(fd: c_int) -> bool {
     option_of(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) == Some(1)
 }
@@ -241,7 +242,7 @@ fn option_of(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
     (kernel::getsockopt(fd, level, name, to, &raw mut len) == 0).then_some(value)
 }
 
-/// Returns the state of a socket of TCP: the first byte of what the kernel says of it.
+/// Returns the state of a TCP socket: the first byte of the kernel's `TCP_INFO`.
 pub(crate) fn tcp_state(fd: c_int) -> Option<u8> {
     let mut state = 0_u8;
     let mut len = 1;
@@ -250,37 +251,37 @@ pub(crate) fn tcp_state(fd: c_int) -> Option<u8> {
         .then_some(state)
 }
 
-/// Shortest limit of the time that calls wait; zero would be none.
-pub(crate) const SHORTEST: timeval = timeval {
+/// Minimum limit of the time that calls wait; zero would mean no limit.
+pub(crate) const MIN_LIMIT: timeval = timeval {
     tv_sec: 0,
     tv_usec: 1,
 };
 
 /// Returns the limit of the time for which `send` and `connect` wait.
 pub(crate) fn send_limit(fd: c_int) -> Option<timeval> {
-    let mut limit = SHORTEST;
+    let mut limit = MIN_LIMIT;
     let mut len = size_of::<timeval>() as socklen_t;
     let to = (&raw mut limit).cast();
     let (level, name) = (libc::SOL_SOCKET, libc::SO_SNDTIMEO);
     (kernel::getsockopt(fd, level, name, to, &raw mut len) == 0).then_some(limit)
 }
 
-/// Sets that limit.
+/// Sets the limit of the time for which `send` and `connect` wait.
 pub(crate) fn set_send_limit(fd: c_int, limit: timeval) {
     let (value, len) = ((&raw const limit).cast(), size_of::<timeval>() as socklen_t);
-    // Fails for no socket.
+    // Fails only if the descriptor is not a socket.
     kernel::setsockopt(fd, libc::SOL_SOCKET, libc::SO_SNDTIMEO, value, len);
 }
 
 /// Returns the inode of a descriptor.
 pub(crate) fn inode(fd: c_int) -> Option<u64> {
-    // SAFETY: the structure consists of integers, and the call writes one.
+    // SAFETY: the structure consists of integers, and the call writes such a structure.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: as above.
     (unsafe { libc::fstat(fd, &raw mut stat) } == 0).then_some(stat.st_ino)
 }
 
-/// Returns the user that made the other end of a connection of Unix sockets.
+/// Returns the user that created the other end of a connection of Unix sockets.
 pub(crate) fn peer_user(fd: c_int) -> Option<u32> {
     // SAFETY: the structure consists of integers.
     let mut value: libc::ucred = unsafe { std::mem::zeroed() };
@@ -290,7 +291,7 @@ pub(crate) fn peer_user(fd: c_int) -> Option<u32> {
     (kernel::getsockopt(fd, libc::SOL_SOCKET, name, to, &raw mut len) == 0).then_some(value.uid)
 }
 
-/// Has the kernel say with each datagram which user sent it.
+/// Enables SO_PASSCRED: the kernel attaches the sender's credentials to each datagram.
 pub(crate) fn ask_for_senders(fd: c_int) -> Result<(), Errno> {
     let on: c_int = 1;
     let (value, len) = ((&raw const on).cast(), size_of::<c_int>() as socklen_t);

@@ -7,13 +7,13 @@ use crate::kernel::Errno;
 use crate::memory::{Addr, write_enet, write_option};
 use crate::own::{Own, ask};
 
-/// Option of the level `SOL_EP`: the MTU, an int.
+/// Option of the level `SOL_EP`: the MTU, of type `int`.
 const EP_MTU: c_int = 1;
 /// Option of the level `SOL_EP`: the statistics.
 const EP_STATISTICS: c_int = 2;
 
-/// Writes an option that the kernel does not know, or knows of another socket; `None`: the kernel
-/// knows it.
+/// Writes an option that the kernel does not know, or whose value in the kernel is that of another
+/// socket. Returns `None` for an option that the kernel must answer.
 pub(crate) fn get(
     own: &Own,
     (level, name): (c_int, c_int),
@@ -54,7 +54,7 @@ pub(crate) fn peer(
     room: *mut socklen_t,
 ) -> Result<(), Errno> {
     let connected = Addr::peer(fd).ok_or(libc::ENOTCONN)?;
-    // Of an accepted stream and a connected datagram socket, the name says it.
+    // The name of the other end of an accepted stream or a connected datagram socket contains it.
     let peer = match connected.name().and_then(Enet::of_name) {
         Some(peer) => peer,
         None => {

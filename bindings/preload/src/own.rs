@@ -1,4 +1,4 @@
-//! Sockets of `AF_ENET`: recognized by their names, known to the broker.
+//! Sockets of `AF_ENET`: recognizes them by their names, and queries the broker about them.
 
 use std::io::{self, Write as _};
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use libc::{SOCK_DGRAM, SOCK_STREAM, c_int};
-use preload_wire::{Answer, Broker, PATIENCE, Request, State, Until, VARIABLE, read_line};
+use preload_wire::{Answer, Broker, DeadlineReader, PATIENCE, Request, State, VARIABLE, read_line};
 
 use crate::kernel::{self, Errno};
 use crate::memory::{Addr, ask_for_senders, option, peer_user, refuse_descriptors};
@@ -19,15 +19,15 @@ const MOMENT: Duration = Duration::from_millis(5);
 
 /// A socket of `AF_ENET`.
 pub(crate) struct Own {
-    /// Name by which the broker knows it: that of the socket, or of the broker's end for an
-    /// accepted stream.
+    /// Name by which the broker knows it: that of the socket, or for an accepted stream, that of
+    /// the broker's end.
     pub(crate) name: String,
     pub(crate) is_stream: bool,
     /// It is an accepted stream.
     pub(crate) is_accepted: bool,
 }
 
-/// Returns the broker that `esprun` started; `None` without any.
+/// Returns the broker that `esprun` started; `None` if there is none.
 pub(crate) fn broker() -> Option<&'static Broker> {
     static BROKER: OnceLock<Option<Broker>> = OnceLock::new();
     let parse = || Broker::parse(&std::env::var(VARIABLE).ok()?);
@@ -37,13 +37,13 @@ pub(crate) fn broker() -> Option<&'static Broker> {
 /// Sends a request to the broker.
 ///
 /// # Errors
-/// The number of the error that the broker answers; ENETDOWN: it has ended.
+/// The errno that the broker answers with; ENETDOWN if the broker has ended.
 pub(crate) fn ask(request: Request) -> Result<Answer, Errno> {
     let broker = broker().ok_or(libc::EAFNOSUPPORT)?;
     result_of(call(broker, request))
 }
 
-/// Returns an answer, or the number of the error that it names.
+/// Returns an answer, or the errno that it contains.
 ///
 /// # Errors
 /// See [`ask`].
@@ -58,8 +58,7 @@ pub(crate) fn result_of(answer: io::Result<Answer>) -> Result<Answer, Errno> {
     }
 }
 
-/// Returns the number of the error of a call whose request did not reach the broker, or got no
-/// answer.
+/// Returns the errno of a call whose request did not reach the broker or got no answer.
 pub(crate) fn unasked(error: &io::Error) -> Errno {
     shortage(error).unwrap_or(libc::ENETDOWN)
 }
@@ -67,15 +66,16 @@ pub(crate) fn unasked(error: &io::Error) -> Errno {
 /// Sends a request to a broker.
 ///
 /// # Errors
-/// ECONNREFUSED: it has ended, or is that of another network namespace; others: it did not answer.
+/// ECONNREFUSED: the broker has ended or is in another network namespace; others: it did not
+/// answer.
 pub(crate) fn call(broker: &Broker, request: Request) -> io::Result<Answer> {
     let deadline = Instant::now() + request.patience();
     let stream = &sent(broker, request, deadline, sleep)?;
-    read_line(Until { stream, deadline })
+    read_line(DeadlineReader { stream, deadline })
 }
 
-/// Sends a request to a broker. Unlike [`call`], waits for the answer as a call of the kernel that
-/// blocks does, which a signal interrupts if its handler does not restart calls.
+/// Sends a request to a broker. Unlike [`call`], waits for the answer as a blocking system call
+/// does: a signal interrupts the wait if its handler does not restart calls.
 ///
 /// # Errors
 /// EINTR: interrupted; others: see [`call`].
@@ -85,7 +85,7 @@ pub(crate) fn call_interruptibly(broker: &Broker, request: Request) -> io::Resul
     let pause = || wait(-1, Instant::now() + MOMENT).map(drop);
     let stream = &sent(broker, request, deadline, pause)?;
     match wait(stream.as_raw_fd(), deadline)? {
-        true => read_line(Until { stream, deadline }),
+        true => read_line(DeadlineReader { stream, deadline }),
         false => Err(io::ErrorKind::TimedOut.into()),
     }
 }
@@ -148,14 +148,14 @@ impl Waiting {
         let buffer = ((&raw mut byte).cast(), 1);
         let (fd, flags) = (self.0.as_raw_fd(), libc::MSG_PEEK);
         let no_address = std::ptr::null_mut();
-        // The wait of `read_line` would begin again.
+        // Waits without reading, because `read_line` would continue to wait after a signal.
         match kernel::recvfrom(fd, buffer, flags, no_address, std::ptr::null_mut()) {
             -1 => Err(io::Error::last_os_error()),
             _ => Ok(()),
         }
     }
 
-    /// Returns true if there is an answer, or the broker has ended; waits a moment for it.
+    /// Returns true if there is an answer or the broker has ended. Waits for this for a short time.
     pub(crate) fn is_answered(&self) -> bool {
         let moment = libc::timespec {
             tv_sec: 0,
@@ -164,7 +164,7 @@ impl Waiting {
         kernel::wait_for(self.0.as_raw_fd(), libc::POLLIN, Some(&moment)) == Ok(true)
     }
 
-    /// Reads the answer, however long that takes.
+    /// Reads the answer, for which this waits without a limit.
     ///
     /// # Errors
     /// The broker has ended.
@@ -173,21 +173,21 @@ impl Waiting {
     }
 }
 
-/// Returns the number of an error that says that the program or the system is out of descriptors
-/// or memory.
+/// Returns the errno if the error means that the program or the system is out of descriptors or
+/// memory.
 pub(crate) fn shortage(error: &io::Error) -> Option<Errno> {
     let errno = error.raw_os_error()?;
     matches!(errno, libc::EMFILE | libc::ENFILE | libc::ENOMEM).then_some(errno)
 }
 
-/// Prints why a call failed, where the program's user wants to know.
+/// Prints why a call failed, if the user has requested this (`esprun --verbose`).
 fn explain(text: &str) {
     if std::env::var_os("ESPRUN_VERBOSE").is_some() {
         let _ = writeln!(std::io::stderr(), "esprun: {text}");
     }
 }
 
-/// Makes a socket of `AF_ENET`.
+/// Creates a socket of `AF_ENET`.
 pub(crate) fn open(kind: c_int, protocol: c_int) -> Result<c_int, Errno> {
     let bare = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
     let letter = match (bare, protocol) {
@@ -225,7 +225,7 @@ pub(crate) fn open(kind: c_int, protocol: c_int) -> Result<c_int, Errno> {
 }
 
 impl Own {
-    /// Returns what this descriptor is, if it is a socket of `AF_ENET`.
+    /// Returns the socket of this descriptor, if it is of `AF_ENET`.
     pub(crate) fn of(fd: c_int) -> Option<Own> {
         let broker = broker()?;
         let addr = Addr::local(fd)?;
@@ -252,7 +252,7 @@ impl Own {
         state_by(Request::State { name })
     }
 
-    /// Asks the broker for the state of a stream that is connected again.
+    /// Asks the broker for the state of a stream that the program connects again.
     pub(crate) fn state_again(&self) -> Result<State, Errno> {
         let name = self.name.clone();
         state_by(Request::Again { name })
@@ -274,7 +274,7 @@ pub(crate) fn is_accepted(broker: &Broker, name: &str) -> bool {
 
 /// Returns true if calls on the descriptor do not block.
 pub(crate) fn is_nonblocking(fd: c_int) -> bool {
-    // SAFETY: the call has no memory.
+    // SAFETY: the call accesses no memory.
     let flags = unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_GETFL) };
     flags >= 0 && flags & libc::c_long::from(libc::O_NONBLOCK) != 0
 }

@@ -10,9 +10,9 @@ use crate::own::{
     shortage, unasked,
 };
 
-/// Length of the writes that fill a socket until it is connected.
+/// Bytes of one write that fills a socket until it is connected.
 const FILLING: [u8; 4096] = [0; 4096];
-/// Most bytes that fill a socket.
+/// Maximum number of bytes that fill a socket.
 const MAX_FILLED: u64 = 64 << 20;
 
 /// Sets the local address of a stream, or binds a datagram socket.
@@ -54,7 +54,7 @@ pub(crate) fn accept(
         }
         let name = peer.as_ref().and_then(Addr::name);
         let name = name.filter(|name| is_accepted(broker, name));
-        // Others may connect to the name, too.
+        // Other users may connect to the name, too.
         let is_broker = peer_user(accepted) == Some(broker.uid);
         let Some(peer) = name.and_then(Enet::of_name).filter(|_| is_broker) else {
             close_foreign(accepted, vec![accepted]);
@@ -90,7 +90,7 @@ pub(crate) fn connect(fd: c_int, own: &Own, addr: &Addr) -> Result<(), Errno> {
         filled: 0,
     };
     let waiting = Waiting::new(broker, request).map_err(|error| unasked(&error))?;
-    // The broker may not have begun yet, or have decided already.
+    // The broker may not have begun yet, or may have decided already.
     let mut is_interrupted = waiting.wait().is_err();
     while is_interrupted && !waiting.is_answered() {
         let name = name.clone();
@@ -100,7 +100,7 @@ pub(crate) fn connect(fd: c_int, own: &Own, addr: &Addr) -> Result<(), Errno> {
                 return Err(libc::EINTR);
             }
             Ok(_) => {}
-            // The answer, for which there is a descriptor, will come.
+            // The answer will arrive through the descriptor that is already open.
             Err(error) => is_interrupted = shortage(&error).is_some(),
         }
     }
@@ -108,7 +108,7 @@ pub(crate) fn connect(fd: c_int, own: &Own, addr: &Addr) -> Result<(), Errno> {
     join(fd)
 }
 
-/// Begins to connect a stream, or lets an attempt go on that was interrupted.
+/// Begins to connect a stream, or continues an attempt that was interrupted.
 fn begin(fd: c_int, own: &Own, peer: Enet) -> Result<(), Errno> {
     let filled = fill(fd)?;
     let asked = ask(Request::Connect {
@@ -118,13 +118,13 @@ fn begin(fd: c_int, own: &Own, peer: Enet) -> Result<(), Errno> {
         filled,
     });
     if asked.is_err() {
-        // Nothing would ever make it writable.
+        // Otherwise it would never become writable.
         kernel::shutdown(fd, libc::SHUT_RDWR);
     }
     asked.map(drop)
 }
 
-/// Returns how far an attempt is that has begun; waits for it if the socket blocks.
+/// Returns the result of an attempt that has begun, for which this waits if the socket blocks.
 fn connect_again(fd: c_int, own: &Own) -> Result<(), Errno> {
     let mut state = own.state_again()?;
     if state.connecting && !is_nonblocking(fd) {
@@ -148,7 +148,7 @@ fn join(fd: c_int) -> Result<(), Errno> {
     let (to, len) = addr.raw();
     while kernel::connect(fd, to, len) < 0 {
         match kernel::errno() {
-            // The broker accepts in a moment; what the call is for has been decided before.
+            // The broker accepts very soon, and the outcome of the call has already been decided.
             libc::EINTR => {}
             errno @ (libc::EAGAIN | libc::EISCONN) => return Err(errno),
             _ => return Err(libc::ENETDOWN),
@@ -158,7 +158,7 @@ fn join(fd: c_int) -> Result<(), Errno> {
 }
 
 /// Connects the socket to the broker and fills it, so that the program cannot write, and `poll`
-/// says so, until the broker has taken the bytes: when the stream is connected.
+/// does not report it writable, until the broker reads these bytes once the stream is connected.
 fn fill(fd: c_int) -> Result<u64, Errno> {
     join(fd)?;
     let mut filled = 0;
@@ -175,8 +175,8 @@ fn fill(fd: c_int) -> Result<u64, Errno> {
     Ok(filled)
 }
 
-/// Returns what a call that found the end of a stream returns: 0, or -1 for the error that ended
-/// it.
+/// Returns the return value of a call that found the end of a stream: 0, or -1 for the error that
+/// ended it.
 pub(crate) fn at_end(fd: c_int) -> isize {
     let Some(own) = Own::of(fd).filter(|own| own.is_stream) else {
         return 0;
@@ -184,7 +184,7 @@ pub(crate) fn at_end(fd: c_int) -> isize {
     match own.state() {
         Ok(state) if state.errno != 0 => kernel::fail(state.errno) as isize,
         Ok(_) => 0,
-        // The next call asks again.
+        // The next call of the program asks again.
         Err(full @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => kernel::fail(full) as isize,
         Err(_) => kernel::fail(libc::ECONNRESET) as isize,
     }

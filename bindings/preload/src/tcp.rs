@@ -7,11 +7,11 @@ use preload_wire::{Answer, Broker, Request};
 
 use crate::kernel::{self, Errno};
 use crate::memory::{
-    Addr, SHORTEST, inode, is_ipv6_only, option, send_limit, set_send_limit, tcp_state,
+    Addr, MIN_LIMIT, inode, is_ipv6_only, option, send_limit, set_send_limit, tcp_state,
 };
 use crate::own::{self, ask, broker, is_nonblocking};
 
-/// Returns the family of a socket of TCP, if TCP goes over ESP.
+/// Returns the family of a TCP socket, if TCP uses ESP.
 fn family(fd: c_int) -> Option<c_int> {
     broker().filter(|broker| broker.tcp)?;
     let family = option(fd, libc::SO_DOMAIN)?;
@@ -21,13 +21,13 @@ fn family(fd: c_int) -> Option<c_int> {
     is_tcp.then_some(family)
 }
 
-/// Returns the address with IPv4 inside IPv6 as IPv4.
+/// Converts an IPv4-mapped IPv6 address to IPv4.
 fn plain(addr: SocketAddr) -> SocketAddr {
     SocketAddr::new(addr.ip().to_canonical(), addr.port())
 }
 
-/// Listens. The broker has the port before the kernel does, so that a peer that finds the one finds
-/// the other.
+/// Listens. The broker opens its port before the kernel does, so that a peer that finds the TCP
+/// port open finds ESP, too.
 pub(crate) fn listen(fd: c_int, backlog: c_int) -> c_int {
     let is_served = serve(fd);
     let listening = kernel::listen(fd, backlog);
@@ -38,7 +38,7 @@ pub(crate) fn listen(fd: c_int, backlog: c_int) -> c_int {
     listening
 }
 
-/// Has the broker listen, too, if the socket is one of TCP with a port. Returns false without.
+/// Requests that the broker listens, too. Returns false if the TCP socket has no port yet.
 fn serve(fd: c_int) -> bool {
     let Some(family) = family(fd) else {
         return true;
@@ -47,7 +47,7 @@ fn serve(fd: c_int) -> bool {
     let (Some(addr), Some(inode)) = (addr.filter(|addr| addr.port() != 0), inode(fd)) else {
         return false;
     };
-    // Without the broker, TCP is left.
+    // Without the broker, only TCP serves the port.
     let _ = ask(Request::TcpListen {
         addr: plain(addr),
         only_v6: family == libc::AF_INET6 && is_ipv6_only(fd),
@@ -56,35 +56,35 @@ fn serve(fd: c_int) -> bool {
     true
 }
 
-/// How to connect a socket.
-pub(crate) enum Way {
-    /// To the address that the program gives.
+/// Plan for the connection of a socket.
+pub(crate) enum ConnectPlan {
+    /// To the address that the program passes.
     Tcp,
     /// To this address of the broker. The socket is bound.
     Esp(Addr),
     /// A signal has interrupted the wait for the peer's node.
     Interrupted,
-    /// No way: the peer's node has accepted, and the broker will not take the connection.
+    /// Not at all: the peer's node has accepted, but the broker refuses the connection.
     Failed(Errno),
 }
 
-/// Asks whether the peer's node has ESP at this address.
-pub(crate) fn way(fd: c_int, addr: &Addr) -> Way {
+/// Asks the broker whether the peer's node has ESP at this address.
+pub(crate) fn plan(fd: c_int, addr: &Addr) -> ConnectPlan {
     match detour(fd, addr) {
-        Ok(way) => way,
-        Err(libc::EINTR) => Way::Interrupted,
-        Err(_) => Way::Tcp,
+        Ok(plan) => plan,
+        Err(libc::EINTR) => ConnectPlan::Interrupted,
+        Err(_) => ConnectPlan::Tcp,
     }
 }
 
-/// Returns the way to `addr`: by the broker if the peer's node has ESP there. The socket is then
-/// bound.
+/// Returns how to connect to `addr`: through the broker if the peer's node has ESP there. The
+/// socket is bound then.
 ///
 /// # Errors
-/// EINTR: see [`Way::Interrupted`]; others leave the socket to TCP.
-fn detour(fd: c_int, addr: &Addr) -> Result<Way, Errno> {
+/// EINTR: see [`ConnectPlan::Interrupted`]; after others, the socket uses TCP.
+fn detour(fd: c_int, addr: &Addr) -> Result<ConnectPlan, Errno> {
     let Some(candidate) = Candidate::of(fd, addr) else {
-        return Ok(Way::Tcp);
+        return Ok(ConnectPlan::Tcp);
     };
     let broker = broker().ok_or(libc::EAFNOSUPPORT)?;
     let request = Request::TcpConnect {
@@ -92,25 +92,25 @@ fn detour(fd: c_int, addr: &Addr) -> Result<Way, Errno> {
         own: Some(candidate.own).filter(|own| own.port() != 0),
     };
     let asked = match is_nonblocking(fd) {
-        // It is not to return EINTR.
+        // A nonblocking call must not return EINTR.
         true => own::call(broker, request),
         false => own::call_interruptibly(broker, request),
     };
     let (ticket, via) = match asked {
         Ok(Answer::Via { ticket, via }) => (ticket, via),
-        Ok(_) => return Ok(Way::Tcp),
+        Ok(_) => return Ok(ConnectPlan::Tcp),
         Err(error) => return Err(error.raw_os_error().unwrap_or(libc::EIO)),
     };
     let Some(local) = candidate.bind(fd, via.ip()) else {
-        return Ok(Way::Tcp);
+        return Ok(ConnectPlan::Tcp);
     };
     Ok(match ask(Request::TcpClaim { ticket, local }) {
-        Ok(_) => Way::Esp(Addr::of_inet(via, candidate.family)),
-        Err(errno) => Way::Failed(errno),
+        Ok(_) => ConnectPlan::Esp(Addr::of_inet(via, candidate.family)),
+        Err(errno) => ConnectPlan::Failed(errno),
     })
 }
 
-/// A socket that may be connected by ESP.
+/// A socket that may be connected over ESP.
 struct Candidate {
     peer: SocketAddr,
     /// Its own address: none, or one to which it may be bound.
@@ -119,7 +119,8 @@ struct Candidate {
 }
 
 impl Candidate {
-    /// Returns what is to be connected to this address; `None`: by TCP.
+    /// Returns the socket if it may be connected to this address over ESP; `None` if it must use
+    /// TCP.
     fn of(fd: c_int, addr: &Addr) -> Option<Candidate> {
         let peer = plain(addr.inet()?);
         let is_of_link = matches!(peer.ip(), IpAddr::V6(ip) if ip.is_unicast_link_local());
@@ -129,8 +130,8 @@ impl Candidate {
         }
         let family = family(fd)?;
         let own = plain(Addr::local(fd)?.inet()?);
-        // By ESP the peer sees another port, which a program that has chosen its port would notice.
-        // A socket that is connected or listens has a port, too.
+        // Over ESP, the peer sees another port, which matters to a program that has chosen its
+        // port. A socket that is connected or listens has a port, too.
         let is_free = match own.port() {
             0 => own.ip().is_unspecified(),
             port => is_closed(fd) && is_ephemeral(port),
@@ -151,8 +152,8 @@ impl Candidate {
         };
         let bound = Addr::of_inet(own, self.family);
         let (to, len) = bound.raw();
-        // EINVAL: it is bound. After a connection that was refused, it may have only the name of
-        // the port.
+        // EINVAL: it is bound. After a refused connection, it may keep only the port number without
+        // being bound to it.
         if kernel::bind(fd, to, len) < 0 && kernel::errno() != libc::EINVAL {
             return None;
         }
@@ -164,7 +165,7 @@ impl Candidate {
     }
 }
 
-/// Returns true if a socket of TCP is neither connected nor being connected, and does not listen.
+/// Returns true if a TCP socket is neither connected nor being connected, and does not listen.
 fn is_closed(fd: c_int) -> bool {
     const CLOSED: u8 = 7;
     tcp_state(fd) == Some(CLOSED)
@@ -181,11 +182,11 @@ fn is_ephemeral(port: u16) -> bool {
     }
 }
 
-/// Connects by TCP as a `connect` that a signal interrupts: it goes on while the program does not
-/// wait any more.
+/// Connects by TCP like a `connect` that a signal interrupts: the attempt continues, but the
+/// program no longer waits for it.
 pub(crate) fn connect_interrupted(fd: c_int, addr: &Addr) -> c_int {
     let limit = send_limit(fd);
-    set_send_limit(fd, SHORTEST);
+    set_send_limit(fd, MIN_LIMIT);
     let (to, len) = addr.raw();
     let connected = kernel::connect(fd, to, len);
     let errno = kernel::errno();
@@ -199,13 +200,13 @@ pub(crate) fn connect_interrupted(fd: c_int, addr: &Addr) -> c_int {
     }
 }
 
-/// Returns the true address of the peer of an accepted connection. `peer` is what `accept`
-/// returned: a connection that was reset meanwhile has no address any more.
+/// Returns the true address of the peer of an accepted connection. `peer` is the address that
+/// `accept` returned: a connection that was reset in the meantime no longer has an address.
 ///
 /// # Errors
-/// It is not known whether the connection is one of this node: see [`names`]; ECONNABORTED: it was
-/// reset. The broker forgets connections when they end, which is by a reset unless the program has
-/// taken part.
+/// ECONNABORTED: the connection was reset, or see [`names`] if it is not known whether the
+/// connection is within this node. The broker forgets connections when they end, which is by a
+/// reset unless the program has closed its side, too.
 pub(crate) fn accepted_peer(fd: c_int, peer: Addr) -> Result<Addr, Errno> {
     match names(fd, &peer)? {
         Some(names) => Ok(names.peer),
@@ -214,7 +215,7 @@ pub(crate) fn accepted_peer(fd: c_int, peer: Addr) -> Result<Addr, Errno> {
     }
 }
 
-/// Returns the true address of the peer of a connection that looks local and is not.
+/// Returns the true address of the peer of a connection that only looks local.
 ///
 /// # Errors
 /// See [`names`].
@@ -222,7 +223,7 @@ pub(crate) fn true_peer(fd: c_int) -> Result<Option<Addr>, Errno> {
     Ok(names_of(fd)?.map(|names| names.peer))
 }
 
-/// Returns the true local address of a connection that looks local and is not.
+/// Returns the true local address of a connection that only looks local.
 ///
 /// # Errors
 /// See [`names`].
@@ -251,8 +252,8 @@ fn names_of(fd: c_int) -> Result<Option<Names>, Errno> {
 /// Returns the true addresses, if the broker is the other end, at `peer`.
 ///
 /// # Errors
-/// The broker does not say: ECONNABORTED, or the number of a shortage. Programs trust peers of
-/// their own node, so the connection must not be taken for one.
+/// The broker does not answer: ECONNABORTED, or the errno of a shortage. Programs trust peers on
+/// their own node, so the connection must not be treated as local.
 fn names(fd: c_int, peer: &Addr) -> Result<Option<Names>, Errno> {
     let Some((broker, family, local, peer)) = looks_local(fd, peer) else {
         return Ok(None);
@@ -270,13 +271,13 @@ fn names(fd: c_int, peer: &Addr) -> Result<Option<Names>, Errno> {
     }
 }
 
-/// Returns the broker, and the family and addresses of a connection within this node, if TCP goes
-/// over ESP.
+/// Returns the broker, and the family and addresses of a connection that looks local, if TCP uses
+/// ESP.
 fn looks_local(fd: c_int, peer: &Addr) -> Option<(&'static Broker, c_int, SocketAddr, SocketAddr)> {
     let broker = broker().filter(|broker| broker.tcp)?;
     let local = plain(Addr::local(fd)?.inet()?);
     let peer = plain(peer.inet()?);
-    // A socket that the program has bound keeps its address on its way to the broker.
+    // A socket that the program has bound keeps its address when it connects to the broker.
     let is_local = local.ip() == peer.ip() || peer.ip().is_loopback();
     let family = family(fd).filter(|_| is_local)?;
     Some((broker, family, local, peer))

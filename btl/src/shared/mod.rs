@@ -1,7 +1,7 @@
 //! A transport that several threads use without waiting for each other.
 
 #![cfg_attr(loom, allow(dead_code))] // The models use the ownership alone.
-#![allow(unsafe_code)] // Gives out what only the owning thread may touch; see `SharedTransport`.
+#![allow(unsafe_code)] // Hands out data of the owning thread; see `SharedTransport`.
 
 mod ownership;
 mod queue;
@@ -24,8 +24,8 @@ pub trait QueuedSend: Sized {
     /// Returns the bytes that this item occupies, for [`SharedTransport::queued_bytes`].
     fn cost(&self) -> usize;
 
-    /// Sends the item to `peer` by `tx`. Code outside of the transport is called with
-    /// [`shared.lend`](SharedTransport::lend), so that it may send, too.
+    /// Sends the item to `peer` through `tx`. It must call code outside of the transport through
+    /// [`shared.lend`](SharedTransport::lend), so that this code can send, too.
     ///
     /// # Errors
     /// The item, or its rest, if there was no room. It stays first in its peer's queue.
@@ -41,11 +41,11 @@ pub trait QueuedSend: Sized {
 /// transport's own callbacks call.
 ///
 /// A lock held across such a callback would deadlock if another thread waited for it while holding
-/// a lock that the callback needs. So a thread that finds the transport taken does not wait: it
-/// leaves an item in the queue ([`queue`](SharedTransport::queue)), and the owner sends it before,
-/// or right after, it gives the transport back.
+/// a lock that the callback needs. So a thread that finds the transport in use does not wait: it
+/// leaves an item in the queue ([`queue`](SharedTransport::queue)), and the owner sends the item
+/// before, or right after, it releases the transport.
 ///
-/// Callbacks get a `&mut dyn Tx`. To call code that may come back to this type, they
+/// Callbacks get a `&mut dyn Tx`. To call code that may use this type again, they
 /// [`lend`](SharedTransport::lend) it; until that call returns, [`send`](SharedTransport::send) on
 /// the owning thread uses the lent sender.
 ///
@@ -53,23 +53,23 @@ pub trait QueuedSend: Sized {
 /// [`send`](SharedTransport::send), which is `Busy` while older items wait for that peer.
 pub struct SharedTransport<T, I> {
     ownership: Ownership,
-    /// Touched by the owner only.
+    /// Accessed by the owner only.
     transport: UnsafeCell<Option<T>>,
-    /// Touched by the owner only. The sender that code called by the owner may use.
+    /// Sender that code called by the owner may use. Accessed by the owner only.
     lent: UnsafeCell<Option<NonNull<dyn Tx>>>,
-    /// Touched by the owner only. The queue is being sent.
+    /// True while the queue is being sent. Accessed by the owner only.
     draining: UnsafeCell<bool>,
     queue: SendQueue<I>,
 }
 
-// SAFETY: the cells are touched by the owner only, `Ownership` gives one at most, and its acquire
-// and release order the accesses of successive owners. The lent sender never outlives the call that
+// SAFETY: only the owner accesses the cells, `Ownership` permits one at most, and its acquire and
+// release order the accesses of successive owners. The lent sender never outlives the call that
 // lends it, on the lending thread.
 unsafe impl<T: Send, I: Send> Sync for SharedTransport<T, I> {}
 // SAFETY: nothing is lent while the value can be moved: `lend` borrows it.
 unsafe impl<T: Send, I: Send> Send for SharedTransport<T, I> {}
 
-/// Calls a function when it is dropped, also when the stack unwinds.
+/// Calls a function when it is dropped, even if the stack unwinds.
 struct OnDrop<F: FnMut()>(F);
 
 impl<F: FnMut()> Drop for OnDrop<F> {
@@ -80,7 +80,7 @@ impl<F: FnMut()> Drop for OnDrop<F> {
 }
 
 impl<T: Tx, I: QueuedSend> SharedTransport<T, I> {
-    /// Creates it without a transport.
+    /// Creates a value that holds no transport yet.
     #[must_use]
     pub fn new() -> SharedTransport<T, I> {
         SharedTransport {
@@ -92,15 +92,15 @@ impl<T: Tx, I: QueuedSend> SharedTransport<T, I> {
         }
     }
 
-    /// Returns whether the calling thread owns the transport: it is called, at some depth, by what
-    /// the transport or its queue called.
+    /// Returns whether the calling thread owns the transport, that is, whether this call was made,
+    /// at some depth, by code that the transport or its queue called.
     #[inline]
     pub fn is_mine(&self) -> bool {
         self.ownership.is_held_by(current_thread())
     }
 
-    /// Calls `f` with the transport's place, to install, drive or remove it. `None`: a thread owns
-    /// it, another one or this one.
+    /// Calls `f` with the place of the transport, to install, drive or remove it. Returns `None` if
+    /// another thread or this one owns it.
     pub fn enter<R>(&self, f: impl FnOnce(&mut Option<T>) -> R) -> Option<R> {
         let owned = self.acquire(current_thread())?;
         // SAFETY: this thread is the owner until `owned` is dropped, and takes no other reference:
@@ -111,9 +111,9 @@ impl<T: Tx, I: QueuedSend> SharedTransport<T, I> {
         Some(result)
     }
 
-    /// Calls `f` with a sender: the transport, or on the owning thread the sender it has lent.
-    /// [`SendError::Busy`]: a thread owns the transport, or this one without having lent it.
-    /// [`SendError::Closed`]: there is none.
+    /// Calls `f` with a sender: the transport or, on the thread that owns it, the lent sender.
+    /// Fails with [`SendError::Busy`] if another thread owns the transport, or this one has lent no
+    /// sender, and with [`SendError::Closed`] if there is no transport.
     #[inline]
     fn with_tx<R>(
         &self,
@@ -125,8 +125,8 @@ impl<T: Tx, I: QueuedSend> SharedTransport<T, I> {
             let lent = unsafe { (*self.lent.get()).take() };
             let mut lent = lent.ok_or(SendError::Busy)?;
             let _restore = self.restore_lent(Some(lent));
-            // SAFETY: `lend` put it there for the duration of its call, in which this is. It was
-            // taken out, so no other reference is made of it meanwhile.
+            // SAFETY: `lend` stored it for the duration of its call, and this call is part of that
+            // one. It was taken out, so no other reference to it is created until it is restored.
             return f(unsafe { lent.as_mut() });
         }
         let owned = self.acquire(thread).ok_or(SendError::Busy)?;
@@ -141,7 +141,7 @@ impl<T: Tx, I: QueuedSend> SharedTransport<T, I> {
         result
     }
 
-    /// Returns a guard that puts the lent sender back as it was. For the owner.
+    /// Returns a guard that restores the lent sender to `before`. Called by the owner.
     #[inline]
     fn restore_lent(&self, before: Option<NonNull<dyn Tx>>) -> OnDrop<impl FnMut()> {
         // SAFETY: made and dropped on the owning thread within one ownership.
@@ -156,15 +156,15 @@ impl<T: Tx, I: QueuedSend> SharedTransport<T, I> {
     /// [`Tx::send`].
     #[inline]
     pub fn send(&self, peer: Rank, header: &[u8], body: &[IoSlice<'_>]) -> Result<(), SendError> {
-        // Looked at by the owner: an item that was being sent may be back in its queue only now.
+        // Checked by the owner: an item that was being sent may be back in its queue only now.
         self.with_tx(|tx| match self.has_queued(peer) {
             true => Err(SendError::Busy),
             false => tx.send(peer, header, body),
         })
     }
 
-    /// Calls `f`, which may come back to [`send`](SharedTransport::send), and lends it `tx` for
-    /// that. A thread that does not own the transport just calls `f`.
+    /// Calls `f`, which may call [`send`](SharedTransport::send), and lends it `tx` for that. A
+    /// thread that does not own the transport just calls `f`.
     #[inline]
     pub fn lend<R>(&self, tx: &mut dyn Tx, f: impl FnOnce() -> R) -> R {
         if !self.is_mine() {
@@ -180,16 +180,16 @@ impl<T: Tx, I: QueuedSend> SharedTransport<T, I> {
         f()
     }
 
-    /// Appends an item to the queue of `peer`, and sends what waits if the transport is free. If it
-    /// is taken, its owner sends the item when it gives the transport back, at the latest.
+    /// Appends an item to the queue of `peer`, and sends the waiting items if the transport is
+    /// free. Otherwise its owner sends them, at the latest when it releases the transport.
     pub fn queue(&self, peer: Rank, item: I) {
         self.queue.push(peer, item);
         self.ownership.leave_work();
         self.handle_left_work();
     }
 
-    /// Sends what waits, as far as there is room; for the owner, which passes its transport.
-    /// Returns the number of items sent. Called again while it runs, it does nothing.
+    /// Sends waiting items while there is room. Called by the owner, which passes its transport.
+    /// Returns the number of items sent. A nested call does nothing.
     pub fn drain(&self, tx: &mut dyn Tx) -> usize {
         if self.queue.is_empty() || !self.is_mine() {
             return 0;

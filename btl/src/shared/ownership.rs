@@ -18,10 +18,10 @@ pub(super) fn current_thread() -> usize {
     MARK.with(|mark| ptr::from_ref(mark).addr())
 }
 
-/// Which thread owns something, if one does, and whether others left work for it.
+/// Records which thread owns something, if any, and whether others left work for it.
 ///
 /// A thread that fails to become the owner leaves its work in a queue and calls
-/// [`leave_work`](Ownership::leave_work) *before* it tries once more. An owner looks for left work
+/// [`leave_work`](Ownership::leave_work) *before* it tries once more. An owner checks for left work
 /// *after* [`release`](Ownership::release). One of the two always sees the other.
 #[derive(Debug)]
 pub(super) struct Ownership {
@@ -38,7 +38,8 @@ impl Ownership {
         }
     }
 
-    /// Returns whether `thread` is the owner. Only `thread` itself gets a lasting answer.
+    /// Returns whether `thread` is the owner. For any other caller than `thread` itself, the answer
+    /// may be outdated at once.
     #[inline]
     pub(super) fn is_held_by(&self, thread: usize) -> bool {
         self.owner.load(Ordering::Relaxed) == thread
@@ -52,7 +53,7 @@ impl Ownership {
             .is_ok()
     }
 
-    /// Ends the ownership of the calling thread. It looks for left work afterwards.
+    /// Ends the ownership of the calling thread, which checks for left work afterwards.
     #[inline]
     pub(super) fn release(&self) {
         self.owner.store(0, Ordering::Release);
@@ -63,7 +64,7 @@ impl Ownership {
     /// Notes that there is work in the queue. The calling thread then tries to become the owner.
     pub(super) fn leave_work(&self) {
         // SYNC POINT work noted: the work was queued before. A swap, because a plain store would
-        // hide the notes of other threads before it from the owner.
+        // hide earlier notes of other threads from the owner.
         self.work_left.swap(true, Ordering::Release);
         // SYNC POINT left work: either the next `try_acquire` finds no owner, or the owner finds
         // the note after its release.
@@ -76,11 +77,11 @@ impl Ownership {
         self.work_left.load(Ordering::Relaxed)
     }
 
-    /// Takes the note; for the owner, before it looks into the queue. It then sees the work of the
-    /// note that it takes, and of each one before.
+    /// Takes the note. Called by the owner before it reads the queue, so that it sees the work of
+    /// this note and of every earlier one.
     pub(super) fn take_note(&self) {
-        // SYNC POINT work noted: a store could become visible after the look into the queue, and
-        // remove a note for work that it has not seen.
+        // SYNC POINT work noted: a store could become visible after the owner reads the queue, and
+        // remove a note for work that the owner has not seen.
         self.work_left.swap(false, Ordering::Acquire);
     }
 }
@@ -107,7 +108,7 @@ mod loom_models {
         fn handle_left_work(&self, thread: usize) {
             while self.ownership.has_left_work() && self.ownership.try_acquire(thread) {
                 self.ownership.take_note();
-                // As `SendQueue::is_empty` does before a look at the lists.
+                // As `SendQueue::is_empty` does before the lists are read.
                 let items = match self.queued.load(Ordering::SeqCst) {
                     0 => 0,
                     _ => self.queued.swap(0, Ordering::AcqRel),

@@ -62,14 +62,14 @@ impl<I: QueuedSend> SendQueue<I> {
         item
     }
 
-    /// Puts the rest of an item, which cost `before`, in front of its peer's others.
+    /// Puts the rest of an item, which cost `before`, back at the front of its peer's list.
     pub(super) fn put_back(&self, peer: Rank, item: I, before: usize) {
         self.bytes.fetch_add(item.cost(), Ordering::Relaxed);
         self.bytes.fetch_sub(before, Ordering::Relaxed);
         self.lists().entry(peer).or_default().push_front(item);
     }
 
-    /// Accounts for an item that was taken and cost this much.
+    /// Removes an item that was taken, and cost this much, from the counts.
     pub(super) fn finished(&self, cost: usize) {
         self.bytes.fetch_sub(cost, Ordering::Relaxed);
         self.count.fetch_sub(1, Ordering::SeqCst);

@@ -4,7 +4,7 @@ use std::thread;
 use super::*;
 use crate::{HeldSends, NoticedPuts, PostedReceives};
 
-/// Keeps what is sent, and is busy at times.
+/// Records sent messages, and is busy at times.
 #[derive(Debug, Default)]
 struct Recorder {
     sent: Vec<(Rank, Vec<u8>)>,

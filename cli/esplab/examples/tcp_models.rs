@@ -1,7 +1,7 @@
-//! Compares the models of TCP in `scale` with Linux's TCP: runs three cases of messages from many
-//! nodes to one in the simulator and in a lab whose links have the same rate and queue, and prints
-//! a table of both. Needs the superuser, and a machine without other load. With few processors the
-//! senders of the lab do not begin at one instant, as those of the simulator do.
+//! Compares the TCP models of `scale` with Linux's TCP: runs three cases of messages from many
+//! nodes to one, in the simulator and in a lab whose links have the same rate and queue, and prints
+//! a table of both. Needs the superuser, and a machine without other load. With few cores, the
+//! senders of the lab do not start simultaneously, unlike those of the simulator.
 //!
 //! ```sh
 //! cargo build --release -p esplab --example tcp_models
@@ -30,13 +30,13 @@ use scale::workload::{Case, Workload};
 const GBITS: u32 = 1;
 /// MTU of the nodes.
 const MTU: u32 = 1500;
-/// Bytes of a full frame in a queue.
+/// Length of a full frame in a queue, in bytes.
 const FRAME: u64 = MTU as u64 + 38;
 /// Runs of each case, unless the command line says otherwise.
 const ROUNDS: usize = 11;
 
-/// Nodes 1 to `senders` send `bytes` each to node 0 at one instant, `times` times. Before the next
-/// time node 0 sends `ANSWER` bytes to each, once it has received everything.
+/// Nodes 1 to `senders` each send `bytes` to node 0 simultaneously, `times` times. In between, when
+/// node 0 has received everything, it sends `ANSWER` bytes to each.
 #[derive(Clone, Copy)]
 struct Fan {
     name: &'static str,
@@ -69,7 +69,7 @@ const CASES: [Fan; 3] = [
 ];
 
 impl Pattern for Fan {
-    // Even rounds are the messages, odd ones the answers.
+    // Even rounds are messages, odd ones answers.
     fn rounds(&self) -> u32 {
         2 * self.times
     }
@@ -160,7 +160,7 @@ fn row(fan: Fan, control: Control, linux: Vec<Outcome>, model: Vec<Outcome>) -> 
     )
 }
 
-/// Medians of several runs, and the extremes of their completion.
+/// Medians of several runs, and the minimum and maximum of their completion times.
 struct Summary {
     median: f64,
     least: f64,
@@ -199,8 +199,8 @@ impl std::fmt::Display for Summary {
     }
 }
 
-/// Runs a case in the simulator: one switch, whose buffer leaves a queue of the lab's length to the
-/// one port that is in use.
+/// Runs a case in the simulator: one switch, whose buffer gives the only port in use a queue of the
+/// lab's length.
 fn simulated(fan: Fan, control: Control, seed: u64) -> Result<Outcome, Box<dyn Error>> {
     let nodes = fan.senders + 1;
     let mut topology = Topology::of(nodes);
@@ -240,7 +240,7 @@ fn network(senders: u32) -> Result<Lab, Box<dyn Error>> {
     options.wire.offload = false;
     let lab = Lab::create(&options)?;
     for node in 0..=senders as usize {
-        // Without it the first windows would arrive faster than a link carries.
+        // Without this, the first windows would arrive faster than the rate of a link.
         let rate = format!("{GBITS}gbit");
         let shape = "qdisc add dev eth0 root tbf burst 8kb limit 8mb rate";
         let arguments = shape.split(' ').chain([rate.as_str()]);
@@ -248,7 +248,7 @@ fn network(senders: u32) -> Result<Lab, Box<dyn Error>> {
         if !output.status.success() {
             return Err(String::from_utf8_lossy(&output.stderr).into());
         }
-        // Each run is to begin as if it were the first to its peers.
+        // Each run must start as if it were the first to its peers.
         lab.run_in(node, || {
             fs::write("/proc/sys/net/ipv4/tcp_no_metrics_save", "1")
         })??;
@@ -256,7 +256,7 @@ fn network(senders: u32) -> Result<Lab, Box<dyn Error>> {
     Ok(lab)
 }
 
-/// Returns the folder of `esplab`, beside the one of the examples.
+/// Returns the folder of `esplab`, which contains that of the examples.
 fn programs() -> Option<std::path::PathBuf> {
     let program = env::current_exe().ok()?;
     program.parent()?.parent().map(Path::to_path_buf)
@@ -318,7 +318,8 @@ fn exchange(
                 let mut last = Instant::now();
                 ready.wait();
                 for _ in 0..fan.times {
-                    // A connection that ended must not leave the others at the barrier.
+                    // After the end of one connection, the others must not wait at the barrier
+                    // forever.
                     let read = stream.read_exact(&mut message);
                     last = Instant::now();
                     heard.wait();
@@ -331,7 +332,7 @@ fn exchange(
         let workers: Vec<_> = workers.into_iter().map(work).collect();
         let ends: Vec<_> = ends.into_iter().map(answer).collect();
         ready.wait();
-        // Not that of this thread, which may get a processor after them.
+        // The start is not measured in this thread, which may get a core only after the others.
         let mut start = Instant::now();
         let mut last = start;
         for worker in workers {
@@ -344,7 +345,8 @@ fn exchange(
     })
 }
 
-/// Returns the segments that all nodes sent again, and their expired retransmission timeouts.
+/// Returns the number of segments that all nodes retransmitted, and of their retransmission
+/// timeouts.
 fn counters(lab: &Lab) -> Result<(u64, u64), Box<dyn Error>> {
     let mut sum = (0, 0);
     for node in 0..lab.state().wire.nodes {
@@ -358,7 +360,7 @@ fn counters(lab: &Lab) -> Result<(u64, u64), Box<dyn Error>> {
     Ok(sum)
 }
 
-/// Returns a number of a table of two lines: the names, and below them the values.
+/// Returns a number from a table of two lines, names above values.
 fn counter(text: &str, table: &str, name: &str) -> Result<u64, Box<dyn Error>> {
     let mut lines = text.lines().filter(|line| line.starts_with(table));
     let names = lines.next().unwrap_or_default().split_whitespace();

@@ -19,11 +19,11 @@ use bench::task::Carrier;
 use bench::{engines, incast, intra, programs, rails};
 use cli::out::{self, Failure, Verdict};
 
-/// Measure ESP beside TCP, a bare packet-socket loop, Open MPI, MPICH and UCX
+/// Measure ESP in comparison with TCP, a bare packet-socket loop, Open MPI, MPICH and UCX
 ///
 /// All are measured in alternating rounds of one run, on the same links and cores. Compare the
-/// ratios: absolute times differ from machine to machine. A peer that is not installed has a row
-/// with a note.
+/// ratios: absolute times differ between machines. A contender that is not installed has a row with
+/// a note.
 #[derive(Debug, Default, Args)]
 #[command(after_long_help = explained())]
 pub(super) struct Flags {
@@ -36,7 +36,7 @@ pub(super) struct Flags {
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
     /// Between nodes, measure ESP over this carrier only: `raw` or `udp`. Benchmarks without it are
-    /// left out. Default: both
+    /// skipped. Default: both
     #[arg(long, value_name = "CARRIER", default_value = "both")]
     carrier: Carriers,
     /// Within a node, only messages of these sizes in bytes, separated by commas
@@ -48,13 +48,13 @@ pub(super) struct Flags {
     /// One JSON object per row
     #[arg(long, conflicts_with = "report")]
     json: bool,
-    /// Write a report: DIR/performance.md with charts in DIR/charts/, the same as one HTML page in
-    /// DIR/index.html, and all figures in DIR/results.json. Of an existing report, only the
+    /// Write a report: DIR/performance.md with charts in DIR/charts/, the report as one HTML page
+    /// in DIR/index.html, and all figures in DIR/results.json. Of an existing report, only the
     /// measured benchmarks are replaced
     #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "docs")]
     report: Option<PathBuf>,
-    /// Compare with the report in DIR: print what is slower or faster now beyond the noise of the
-    /// rounds. Exit code 1 if anything is slower
+    /// Compare with the report in DIR: print the figures that are slower or faster beyond the noise
+    /// of the rounds. Exit code 1 if any is slower
     #[arg(long, value_name = "DIR", conflicts_with = "json")]
     against: Option<PathBuf>,
 }
@@ -120,7 +120,7 @@ fn show_time(time: Duration) -> String {
 
 /// The selected benchmarks.
 struct Selection {
-    /// With fewer rounds, sizes and samples.
+    /// Measure fewer rounds, sizes and samples.
     quick: bool,
     nodes: Vec<Bench>,
     incast: Option<incast::Bench>,
@@ -161,7 +161,7 @@ impl Flags {
             bench.rounds = rounds(bench.rounds);
         }
         intra.retain(|bench| !bench.measures.is_empty());
-        // These measure ESP over raw Ethernet alone.
+        // These benchmarks measure ESP over raw Ethernet only.
         let raw = |name| chosen(name) && self.carrier != Carriers::Udp;
         let mut incast = raw(incast::ABOUT.name).then(|| incast::Bench::new(self.quick));
         let mut rails = raw(rails::ABOUT.name).then(|| rails::Bench::new(self.quick));
@@ -220,10 +220,10 @@ impl Selection {
     }
 }
 
-/// Output of the benchmarks as they end.
+/// Output of the benchmarks, written as each ends.
 struct Output<'a> {
     flags: &'a Flags,
-    /// Counts milliseconds of the usual time, so that the time left is known from the start.
+    /// Counts milliseconds of the usual time, so that the remaining time is known from the start.
     bar: ProgressBar,
     sections: Vec<Section>,
     figures: Vec<Figure>,
@@ -241,13 +241,14 @@ impl Output<'_> {
         }
     }
 
-    /// Notes a measurement.
+    /// Advances the progress bar after a measurement.
     fn step(&self, about: &About) {
         self.bar.inc(millis(about.step(self.flags.quick)));
     }
 
     /// Writes the rows of a benchmark: as JSON, as a section of the page, or as a table. If it
-    /// failed, a report notes the error and continues, else the program ends.
+    /// failed, the error is recorded and the run continues if a report is written; otherwise the
+    /// program ends.
     fn show<R: serde::Serialize>(
         &mut self,
         about: &'static About,
@@ -296,9 +297,9 @@ impl Output<'_> {
 
 pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     let selection = flags.selection().map_err(Failure::new)?;
-    // Read before the report is written, which may be in the same folder.
+    // Read before the new report is written, which may be in the same folder.
     let before = flags.against.as_deref().map(results::read).transpose()?;
-    // A report that cannot be continued is found before the measurement, not after it.
+    // Detects a report that cannot be continued before the measurement instead of after it.
     let report = flags.report.as_deref();
     report.map(results::existing).transpose()?;
     if cfg!(debug_assertions) && !flags.json {

@@ -9,8 +9,8 @@ use lab::{DaemonAction, Node};
 
 /// End or start the esp-daemon of a node while programs use it
 ///
-/// Streams, listeners and datagram sockets of programs wait for the next daemon, for 35 seconds by
-/// default. Peers wait for theirs for 30 seconds. `esplab send` and `esplab recv` check every byte.
+/// Streams, listeners and datagram sockets of programs wait for the next daemon, by default for 35
+/// seconds. Their peers wait for 30 seconds. `esplab send` and `esplab recv` check every byte.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     #[command(flatten)]
@@ -25,11 +25,11 @@ pub(super) struct Flags {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Action {
-    /// Kill it, as by kill -9
+    /// Kill it by SIGKILL
     Kill,
-    /// Stop it by SIGTERM; it leaves its streams to the next one
+    /// Stop it by SIGTERM; the next daemon takes over its streams
     Stop,
-    /// Start the next one
+    /// Start the next daemon
     Start,
     /// Stop it and start the program of this build
     Upgrade,

@@ -11,11 +11,11 @@ use bench::plan;
 use bench::report;
 use bench::run::Rig;
 use bench::table::Style;
-use cli::out::{self, Doing, Failure, Verdict};
+use cli::out::{self, Context, Failure, Verdict};
 use lab::{Carriers, Lab, LabOptions};
 
 /// Show the stack at work: two nodes; echoes and checked transfers over raw Ethernet and UDP;
-/// latency and throughput beside TCP
+/// latency and throughput in comparison with TCP
 #[derive(Debug, Args)]
 pub(super) struct Flags {}
 
@@ -31,7 +31,7 @@ pub(super) fn run(_flags: &Flags) -> Result<Verdict, Failure> {
         carriers: Carriers::Both,
         ..LabOptions::new(2)
     };
-    out::line("1. Two nodes on one Ethernet segment, an esp-daemon in each")?;
+    out::line("1. Two nodes on one Ethernet segment, each with an esp-daemon")?;
     let lab = up::create(&options)?;
     out::line(format_args!(
         "   {}; the machine's own network is not touched",
@@ -107,7 +107,7 @@ fn echo(lab: &Lab, target: &str) -> Result<Value, Failure> {
     summary.ok_or_else(|| Failure::new("esping ended without a summary"))
 }
 
-/// Keeps the object with the summary. After a total loss others follow, with its probable cause.
+/// Keeps the object with the summary. After a total loss, others with the probable cause follow it.
 fn keep_summary(summary: &mut Option<Value>, value: Value) {
     if value["type"] == "summary" {
         *summary = Some(value);

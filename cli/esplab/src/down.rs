@@ -16,7 +16,7 @@ pub(super) struct Flags {
 pub(super) fn run(flags: Flags) -> Result<Verdict, Failure> {
     let name = flags.name.resolve();
     let mut left = lab::down(&name)?;
-    // If it runs in a node, this process ends now.
+    // If this process runs in a node, it ends now.
     left.retain(|process| u32::try_from(process.pid) != Ok(std::process::id()));
     if !left.is_empty() {
         let pids: Vec<String> = left.iter().map(|process| process.pid.to_string()).collect();

@@ -13,7 +13,7 @@ use lab::Node;
 ///
 /// The command finds the programs of this build in its PATH, the names node0, node1, … in
 /// ESP_ETHERS (and /etc/hosts), its node's daemon in ESP_SOCKET, and in ESPLAB_RSH a program that
-/// reaches other nodes like ssh. ESPLAB, ESPLAB_NODE and the host name identify its node.
+/// runs commands on other nodes like ssh. ESPLAB, ESPLAB_NODE and the host name identify its node.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     #[command(flatten)]

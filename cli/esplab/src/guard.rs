@@ -1,11 +1,12 @@
-//! `esplab guard`: runs a launcher, or `esplab bench`, and leaves none of its processes and
-//! temporary files behind; started by `esplab mpirun`, `bench`, `papers` and `tune` only.
+//! `esplab guard`: runs a launcher, or a command such as `esplab bench`, and leaves none of its
+//! processes and temporary files behind. Only `esplab mpirun`, `bench`, `papers` and `tune` start
+//! it.
 //!
-//! A launcher's helpers on other nodes are not its children, and processes of a job do not notice
-//! that their nodes are gone. So the guard adopts all descendants of the launcher, and ends them
-//! when the launcher or `esplab mpirun` ends for any reason. It has a separate process group,
+//! A launcher's helpers on other nodes are not its children, and the processes of a job do not
+//! notice the end of their nodes. So the guard adopts all descendants of the launcher, and ends
+//! them when the launcher or `esplab mpirun` ends for any reason. It has a separate process group,
 //! because `timeout` and terminals send signals to groups. If the guard is killed, `esplab mpirun`
-//! adopts the processes and ends them. If both are, the job ends with the lab.
+//! adopts the processes and ends them. If both are killed, the job ends with the lab.
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
@@ -19,20 +20,20 @@ use clap::Args;
 use rustix::process::{Pid, Signal, getpgrp, kill_process};
 
 use super::internal::parse_process;
-use cli::out::{Doing, Failure, Verdict};
+use cli::out::{Context, Failure, Verdict};
 use cli::signal::Signals;
 use lab::ProcessRef;
 
 /// Time limit for a launcher to end its job after SIGTERM.
 const GRACE: Duration = Duration::from_secs(5);
-/// Time limit for a launcher's helpers on other nodes to end after it.
+/// Time limit for a launcher's helpers on other nodes to end after the launcher.
 pub(super) const HELPERS: Duration = Duration::from_secs(1);
-/// Time limit for a lab to end after a benchmark: its daemons have 3 seconds.
+/// Time limit for a lab to end after a benchmark. Its daemons get 3 seconds of it.
 const LABS: Duration = Duration::from_secs(10);
-/// Environment variable of a program that runs under a guard already.
+/// Environment variable of a program that already runs under a guard.
 const GUARDED: &str = "ESPLAB_GUARDED";
 /// Time limit for a launcher that has received the terminal's signal itself: a second signal would
-/// make it end without its cleanup.
+/// make it end without cleaning up.
 const TERMINAL: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Args)]
@@ -64,16 +65,16 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     let mut launcher = command.spawn().doing("starting the program")?;
     let status = guard(&mut launcher, flags.creator);
     lab::end_descendants(Duration::from_millis(flags.helpers));
-    // Removes files that the launcher left.
+    // Removes files that the launcher has left behind.
     let _ = std::fs::remove_dir_all(&flags.scratch);
     Ok(Verdict::Code(code(
         status.doing("waiting for the program")?,
     )))
 }
 
-/// Waits for the end of the launcher; ends it when its creator has ended, or on request.
+/// Waits until the launcher ends; ends it if its creator has ended, or on request.
 fn guard(launcher: &mut Child, creator: ProcessRef) -> io::Result<ExitStatus> {
-    // Blocked from now on, but the launcher must not inherit that.
+    // Blocked only now, because the launcher must not inherit the blocked signal.
     let request = Signals::block(&[Signal::TERM.as_raw()])?;
     if let Some(ended) = process(launcher)? {
         let is_over = match creator.open() {
@@ -92,7 +93,7 @@ fn guard(launcher: &mut Child, creator: ProcessRef) -> io::Result<ExitStatus> {
     launcher.wait()
 }
 
-/// Folder for temporary files, removed on drop; by the guard if this process is killed.
+/// Folder for temporary files. It is removed on drop, or by the guard if this process is killed.
 pub(super) struct Scratch(PathBuf);
 
 impl Scratch {
@@ -109,13 +110,13 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // Remains lie in the folder for temporary files.
+        // After an error, the remaining files are in the folder for temporary files.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// Does the work of this program under a guard: in another process with the same arguments, which
-/// has the variable [`GUARDED`].
+/// Does the work of this program under a guard, in another process with the same arguments and the
+/// variable [`GUARDED`].
 pub(super) fn guarded(work: impl FnOnce() -> Result<Verdict, Failure>) -> Result<Verdict, Failure> {
     if std::env::var_os(GUARDED).is_some() {
         return work();
@@ -144,7 +145,7 @@ pub(super) fn launch(
     command.args(["--helpers", &helpers.as_millis().to_string()]);
     command.arg("--scratch").arg(scratch.path());
     command.env("TMPDIR", scratch.path()).process_group(0);
-    // In another process group the launcher could not read the terminal.
+    // In another process group, the launcher could not read from the terminal.
     let has_terminal = io::stdin().is_terminal();
     if has_terminal {
         command.args(["--group", &getpgrp().to_string()]);
@@ -157,9 +158,9 @@ pub(super) fn launch(
     result.doing("waiting for the program")
 }
 
-/// Waits for the end of the guard; passes signals on as a request to end the job.
+/// Waits until the guard ends; passes signals on as a request to end the job.
 fn watch(guard: &mut Child, has_terminal: bool) -> io::Result<u8> {
-    // Until now a signal would end this process, and the guard the job.
+    // Before this, a signal would end this process, and the guard would then end the job.
     let signals = Signals::block(&[Signal::INT, Signal::TERM].map(Signal::as_raw))?;
     let mut caught = None;
     if let Some(ended) = process(guard)?
@@ -174,7 +175,7 @@ fn watch(guard: &mut Child, has_terminal: bool) -> io::Result<u8> {
     Ok(caught.map_or_else(|| code(status), of_signal))
 }
 
-/// Returns a descriptor that is readable once the child has ended; `None` if it has.
+/// Returns a descriptor that is readable once the child has ended; `None` if it has already.
 fn process(child: &Child) -> io::Result<Option<OwnedFd>> {
     let pid = i32::try_from(child.id()).map_err(io::Error::other)?;
     Ok(ProcessRef::of(pid)?.open())
@@ -183,17 +184,17 @@ fn process(child: &Child) -> io::Result<Option<OwnedFd>> {
 /// Sends a signal to a child that was not waited for yet.
 fn send(child: &Child, signal: Signal) {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    // It may have ended, which its status shows.
+    // Fails if the child has ended, which its status will show.
     let _ = pid.map(|pid| kill_process(pid, signal));
 }
 
-/// Returns the exit code, or that of a shell for a process ended by a signal.
+/// Returns the exit code; for a process that a signal has ended, the one that a shell returns.
 fn code(status: ExitStatus) -> u8 {
     let code = status.code().and_then(|code| u8::try_from(code).ok());
     code.unwrap_or_else(|| status.signal().map_or(1, of_signal))
 }
 
-/// Returns the exit code of a shell for a command ended by a signal.
+/// Returns the exit code that a shell returns for a command that a signal has ended.
 fn of_signal(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }

@@ -12,10 +12,10 @@ use bench::intra::contender::Contender;
 use bench::intra::{join, ours};
 use bench::task::Task;
 use bench::{engines, incast, programs, rails, worker};
-use cli::out::{self, Doing, Failure, Verdict};
+use cli::out::{self, Context, Failure, Verdict};
 use lab::{ProcessRef, UserNs, Watch};
 
-/// `esplab hold`: keeps a namespace alive, as long as the lab or the switch exists.
+/// `esplab hold`: keeps a namespace alive as long as the lab or the switch exists.
 #[derive(Debug, Args)]
 pub(super) struct Hold {
     #[arg(long, conflicts_with = "user_of")]
@@ -39,7 +39,7 @@ pub(super) struct Enter {
     command: Vec<OsString>,
 }
 
-/// `esplab offload`: segmentation offload of the node it runs in.
+/// `esplab offload`: sets the segmentation offload of the node that it runs in.
 #[derive(Debug, Args)]
 pub(super) struct Offload {
     state: Switch,
@@ -58,7 +58,7 @@ pub(super) struct Worker {
     task: AnyTask,
 }
 
-/// The task of one of the benchmark families.
+/// A task of one of the benchmark families.
 #[derive(Clone, Copy, Debug, serde::Deserialize)]
 #[serde(untagged)]
 enum AnyTask {
@@ -130,7 +130,7 @@ pub(super) fn offload(flags: &Offload) -> Result<Verdict, Failure> {
 }
 
 pub(super) fn worker(flags: &Worker) -> Result<Verdict, Failure> {
-    // A worker that outlives its benchmark would keep the network namespace of its node alive.
+    // A worker that outlived its benchmark would keep the network namespace of its node alive.
     set_parent_process_death_signal(Some(Signal::KILL)).doing("worker")?;
     let say = |line: &dyn std::fmt::Display| out::line(line);
     match &flags.task {
@@ -174,7 +174,7 @@ pub(super) fn rank(flags: &Rank) -> Result<Verdict, Failure> {
                 job.p2p().stats()
             ));
         }
-        // A peer may have left already; nothing more is sent.
+        // A peer may have left already, and nothing more is sent.
         let _ = job.finalize();
     }
     Ok(Verdict::Done)

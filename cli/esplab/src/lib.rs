@@ -23,10 +23,10 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use cli::out::{self, Failure, Verdict};
 
-/// A virtual Ethernet cluster on this machine: network namespaces on one bridge, an esp-daemon in
-/// each.
+/// A virtual Ethernet cluster on this machine: network namespaces on one bridge, each with an
+/// esp-daemon.
 ///
-/// Runs as root, or without privilege in a user namespace. The machine's own network is never
+/// Runs as root, or without privileges in a user namespace. The machine's own network is never
 /// touched.
 #[derive(Debug, Parser)]
 #[command(name = "esplab", version = cli::version::version())]
@@ -68,13 +68,13 @@ enum Command {
 /// Selects a lab.
 #[derive(Debug, Args)]
 struct Name {
-    /// Name of the lab [default: $ESPLAB, else "default"]
+    /// Name of the lab [default: $ESPLAB, or else "default"]
     #[arg(long, value_name = "LAB")]
     name: Option<String>,
 }
 
 impl Name {
-    /// Returns the given name, otherwise that of the lab in which the command runs, otherwise the
+    /// Returns the given name, or else the name of the lab in which the command runs, or else the
     /// default.
     fn resolve(self) -> String {
         self.name

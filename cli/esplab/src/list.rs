@@ -15,7 +15,7 @@ pub(super) struct Flags {
     json: bool,
 }
 
-/// Line of a lab.
+/// JSON object of a lab.
 #[derive(Debug, Serialize)]
 struct Row<'a> {
     name: &'a str,
@@ -55,7 +55,7 @@ impl<'a> Row<'a> {
 pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     let labs = lab::list()?;
     if !flags.json && labs.is_empty() {
-        out::note("no lab (make one: esplab up --nodes 2)");
+        out::note("no lab (create one: esplab up --nodes 2)");
     }
     for state in &labs {
         let row = Row::of(state);

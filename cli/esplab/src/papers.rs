@@ -11,22 +11,22 @@ use bench::papers::results::Results;
 use bench::papers::{self, PAPERS, Plan, RUNS, page};
 use cli::out::{self, Failure, Verdict};
 
-/// Repeat the experiments of the five papers, beside the transports they compared with
+/// Repeat the experiments of the five papers, with the transports that they compared
 ///
 /// Programs of Open MPI run over ESP and over TCP in turn, messages within a node are copied once
-/// and twice, and RDMA runs in the guest of tests/vm if it is set up. Compare the ratios with the
-/// papers'. What is not installed has a row that says what to install.
+/// and twice, and RDMA runs in the guest of tests/vm if it is set up. Compare the ratios with those
+/// of the papers. A program that is not installed has a row that names the package to install.
 #[derive(Debug, Default, Args)]
 #[command(after_long_help = explained())]
 pub(super) struct Flags {
-    /// Only this paper or run (may be repeated): esp, limic, hybrid, via, vapi, or a run listed
+    /// Only this paper or run (may be repeated): esp, limic, hybrid, via, vapi, or one of the runs
     /// below
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
     /// Number of rounds of each run
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=100))]
     rounds: Option<u16>,
-    /// Fewer rounds, sizes and samples, and not the guest
+    /// Fewer rounds, sizes and samples, and no runs in the guest
     #[arg(long)]
     quick: bool,
     /// Write a report: DIR/papers.md with charts in DIR/papers/, and all figures in
@@ -57,7 +57,7 @@ fn explained() -> String {
     text + &format!("\n  {:<12} {full:>7} {quick:>7}", "all")
 }
 
-/// Formats `40 s` or `3 min`; a dash for what is not run.
+/// Formats a time as `40 s` or `3 min`; zero, for a run that is skipped, as a dash.
 fn show(time: Duration) -> String {
     match time.as_secs() {
         0 => "-".into(),
@@ -106,7 +106,7 @@ impl Flags {
 pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     let (plan, runs) = flags.selection().map_err(Failure::new)?;
     let mut results = match &flags.report {
-        // Before anything is measured: it may be a file of another program.
+        // Read before anything is measured, because it may be a file of another program.
         Some(folder) => Results::read(folder)?,
         None => Results::default(),
     };
@@ -141,7 +141,7 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
         }
         results.put(measured);
         if let Some(folder) = &flags.report {
-            // After each run: what was measured is kept if a later one is interrupted.
+            // Written after each run, so that its figures are kept if a later run is interrupted.
             page::write(folder, &results)?;
         }
     }
@@ -196,7 +196,7 @@ mod tests {
     fn the_help_lists_papers_and_runs_with_their_times() {
         let help = Only::command().render_long_help().to_string();
         assert!(help.lines().last().is_some_and(|l| l.contains("all ")));
-        // Long lines are broken.
+        // Long lines are wrapped.
         let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
         for paper in PAPERS {
             assert!(help.contains(paper.title), "{} in {help}", paper.title);

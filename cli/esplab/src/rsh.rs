@@ -10,15 +10,15 @@ use lab::{LabError, Node};
 
 /// Run a shell command in a node, with the arguments of ssh, for launchers of MPI jobs
 ///
-/// mpirun --mca plm_rsh_agent "$ESPLAB_RSH" …, mpiexec -launcher ssh -launcher-exec "$ESPLAB_RSH"
-/// …: docs/launchers.md has the whole commands. Options of ssh before the node are accepted and
-/// ignored.
+/// Examples: mpirun --mca plm_rsh_agent "$ESPLAB_RSH" …, mpiexec -launcher ssh -launcher-exec
+/// "$ESPLAB_RSH" …; docs/launchers.md has the full commands. Options of ssh before the node are
+/// accepted and ignored.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     #[command(flatten)]
     name: Name,
-    /// [OPTIONS OF SSH] NODE CMD…: node1, or 1; the words of the command are joined by spaces and
-    /// given to sh
+    /// [OPTIONS OF SSH] NODE CMD…: the node is node1, or 1; the words of the command are joined by
+    /// spaces and passed to sh
     #[arg(
         value_name = "NODE",
         required = true,
@@ -31,7 +31,7 @@ pub(super) struct Flags {
 /// Options of ssh that have a value.
 const WITH_VALUE: &str = "BbcDEeFIiJLlmOopQRSWw";
 
-/// Parses the arguments: returns the node and the line for its shell.
+/// Parses the arguments. Returns the node, and the line for its shell.
 fn plan(words: &[OsString]) -> Result<(usize, OsString), LabError> {
     let mut words = words.iter();
     let node = loop {

@@ -14,14 +14,14 @@ use serde::Serialize;
 
 use cli::ends;
 use cli::names::Names;
-use cli::out::{self, Doing, Failure, Verdict};
+use cli::out::{self, Context, Failure, Verdict};
 use cli::units;
 
 /// First bytes of a transfer.
 const MAGIC: [u8; 8] = *b"ESPLAB\x01\n";
-/// Bytes of the header: magic, length, seed.
+/// Length of the header in bytes: magic, length, seed.
 const HEADER: usize = 24;
-/// Bytes of a write or read: whole words of the pattern.
+/// Length of a write or read in bytes: whole words of the pattern.
 const CHUNK: usize = 128 * 1024;
 
 /// Send bytes to `esplab recv` on another node, which checks each of them
@@ -62,7 +62,7 @@ struct Transferred {
     direction: &'static str,
     peer: String,
     bytes: u64,
-    /// Number of correct bytes from the start.
+    /// Number of correct bytes before the first wrong one.
     right: u64,
     intact: bool,
     seconds: f64,
@@ -127,7 +127,7 @@ pub(super) fn run_send(flags: &SendFlags) -> Result<Verdict, Failure> {
     let mut stream = connected.map_err(failed)?;
     let bar = flags.output.bar();
     bar.set_length(bytes);
-    // The pattern differs each time, so that data of an earlier transfer cannot pass.
+    // The pattern differs each time, so that data of an earlier transfer cannot pass the check.
     let seed = u64::from(std::process::id()) << 32 | esp_client::monotonic_nanos() & 0xffff_ffff;
     let start = Instant::now();
     let result = send(&mut stream, bytes, seed, |at| bar.set_position(at));
@@ -154,7 +154,7 @@ pub(super) fn run_recv(flags: &RecvFlags) -> Result<Verdict, Failure> {
     });
     bar.finish_and_clear();
     let sizes = result.doing(format_args!("receiving from {peer}"))?;
-    // The program may end only when its answer has arrived.
+    // The program must not end before its answer has arrived.
     stream.finish(Duration::from_secs(10)).doing("answering")?;
     flags.output.show("received", peer, sizes, start.elapsed())
 }
@@ -169,7 +169,7 @@ fn at<T>(position: u64, result: io::Result<T>) -> Result<T, Failure> {
     })
 }
 
-/// Sends a transfer and returns the number of correct bytes, as the receiver answers. Calls
+/// Sends a transfer and returns the number of correct bytes from the receiver's answer. Calls
 /// `progress` with the number of bytes sent.
 fn send(
     stream: &mut (impl Read + Write),
@@ -266,7 +266,7 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 let mut whole = Recorder::default();
-                // The recorder does not answer, so an error is expected.
+                // The recorder does not answer, so this returns an error.
                 let _ = send(&mut whole, bytes, 7, |_| ());
                 spoil(&mut whole.0);
                 sender

@@ -1,9 +1,8 @@
-//! `esplab tune`: measures from which size on one copy of a message within a node is faster than
-//! two, between each kind of pair of CPUs that this machine has, and writes the file that jobs
-//! read.
+//! `esplab tune`: measures the message size above which one copy within a node is faster than two,
+//! for each kind of pair of CPUs of this machine, and writes the file that jobs read.
 //!
-//! It measures through the whole point-to-point layer, because its requests and the other side's
-//! work are part of the cost.
+//! It measures through the whole point-to-point layer, because the layer's requests and the other
+//! side's work are part of the cost.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -18,24 +17,25 @@ use shm_btl::{ShmBtl, ShmConfig, Thresholds};
 use bench::intra::ours;
 use bench::intra::work::{WINDOW, Work};
 use bench::samples::median;
-use cli::out::{self, Doing, Failure, Verdict};
+use cli::out::{self, Context, Failure, Verdict};
 
-/// Value of a threshold that means never: TOML has no larger number.
+/// Value of a threshold that is never reached: the largest number in TOML.
 const NEVER: usize = i64::MAX as usize;
 
-/// Measure from which size on programs of one node copy a message once instead of twice, and write
-/// the file that they read
+/// Measure the message size above which one copy within a node is faster than two, and write the
+/// thresholds to the file that programs read
 ///
-/// Run it while the machine has nothing else to do.
+/// Run it while the machine is otherwise idle.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
-    /// File to write [default: $ESP_TUNE, else ~/.config/esp/tune.toml, where programs look for it]
+    /// File to write [default: $ESP_TUNE, or else ~/.config/esp/tune.toml, where programs look for
+    /// it]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Overwrite the file
     #[arg(long)]
     force: bool,
-    /// Shorter and noisier
+    /// Measure for a shorter time, with more noise
     #[arg(long)]
     quick: bool,
 }
@@ -47,7 +47,7 @@ fn default_file(env: impl Fn(&str) -> Option<PathBuf>) -> Result<PathBuf, Failur
     let config = || absolute("XDG_CONFIG_HOME").or_else(|| Some(absolute("HOME")?.join(".config")));
     named
         .or_else(|| Some(config()?.join("esp/tune.toml")))
-        .ok_or_else(|| Failure::new("no home directory is known: name a file with --output"))
+        .ok_or_else(|| Failure::new("the home directory is unknown: name a file with --output"))
 }
 
 pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
@@ -57,12 +57,12 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     };
     let path = file.display();
     if !flags.force && file.exists() {
-        let what = format!("{path} exists already (--force overwrites it, --output names another)");
+        let what = format!("{path} exists already (overwrite it by --force, or use --output)");
         return Err(Failure::new(what));
     }
     let pairs = Topology::default().pairs(&allowed(None));
     if pairs.is_empty() {
-        let what = "this process may run on one CPU only: nothing to measure between";
+        let what = "this process may run on only one CPU: nothing to measure between";
         return Err(Failure::new(what));
     }
     let measure = |(relation, cpus)| Ok((relation, measure(flags.quick, cpus)?));
@@ -107,7 +107,7 @@ fn text(measured: &[(Relation, (usize, String))]) -> String {
 /// seconds, or half a second with `quick`.
 ///
 /// # Errors
-/// There is no shared memory, or a thread could not be pinned; the text says which.
+/// There is no shared memory, or a thread could not be pinned, as the text says.
 fn measure(quick: bool, cpus: (u32, u32)) -> Result<(usize, String), String> {
     // Two copies at every length, and one copy at every length.
     let ([two, other_two], _) = layers(&format!("two {cpus:?}"), usize::MAX)?;
@@ -116,8 +116,8 @@ fn measure(quick: bool, cpus: (u32, u32)) -> Result<(usize, String), String> {
         return Ok((NEVER, format!("never: {}", why.replace('\n', " "))));
     }
     let gains = thread::scope(|scope| {
-        // Both ends do equal work in one order. One that fails drops its layers, which fails the
-        // other.
+        // Both ends do the same work in the same order. An end that fails drops its layers, so that
+        // the other fails, too.
         let first = scope.spawn(|| measure_end(quick, cpus.0, [two, one]));
         let second = scope.spawn(|| measure_end(quick, cpus.1, [other_two, other_one]));
         let ended = |_| "a measuring thread ended".to_owned();
@@ -130,15 +130,15 @@ fn measure(quick: bool, cpus: (u32, u32)) -> Result<(usize, String), String> {
     })
 }
 
-/// Returns the size from which on one copy is faster. `gains` are ascending sizes with the speed-up
-/// of one copy.
+/// Returns the minimum size at which one copy is faster, for this and all larger sizes. `gains` are
+/// ascending sizes with the speed-up of one copy.
 fn threshold(gains: &[(usize, f64)]) -> Option<usize> {
     let faster = gains.iter().rev().take_while(|(_, gain)| *gain > 1.0);
     faster.last().map(|(size, _)| *size)
 }
 
-/// Measures at one end: windows of messages with a buffer for each, alternating between two copies
-/// and one. Only the gains of rank 0 are valid.
+/// Measures at one end: windows of messages with a buffer for each, with two copies and one copy in
+/// turn. Only the gains of rank 0 are valid.
 fn measure_end(quick: bool, cpu: u32, layers: [P2p; 2]) -> Result<Vec<(usize, f64)>, String> {
     let failed = |error: p2p::Error| error.to_string();
     lab::pin(&[cpu as usize]).map_err(|error| error.to_string())?;
@@ -166,8 +166,8 @@ fn measure_end(quick: bool, cpu: u32, layers: [P2p; 2]) -> Result<Vec<(usize, f6
     Ok(gains)
 }
 
-/// Starts a layer for each end, over shared memory alone, with one copy from `from` bytes on. Also
-/// returns why one copy is refused, if it is.
+/// Starts a layer for each end, over shared memory only, with one copy for messages of at least
+/// `from` bytes. Also returns the reason if one copy is refused.
 fn layers(name: &str, from: usize) -> Result<([P2p; 2], Option<String>), String> {
     let shm = |rank| {
         let mut config = ShmConfig::new(rank, 2, format!("tune-{}-{name}", std::process::id()));

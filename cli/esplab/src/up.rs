@@ -25,7 +25,7 @@ fn versions(text: &str) -> Result<Ip, String> {
     one_of(&[("4", Ip::V4), ("6", Ip::V6), ("both", Ip::Both)], text)
 }
 
-/// Make a lab: N nodes on one switch, an esp-daemon in each
+/// Create a lab: N nodes on one switch, each with an esp-daemon
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     /// Number of nodes, 1 to 254, numbered from 0
@@ -56,7 +56,7 @@ pub(super) struct Flags {
     /// with --ip 6 and --ip both]
     #[arg(long, value_name = "CARRIER", value_parser = carriers)]
     carrier: Option<Carriers>,
-    /// Two segments with a router between: IP passes it, raw Ethernet does not
+    /// Two segments with a router between them, which forwards IP but not raw Ethernet
     #[arg(long)]
     routed: bool,
     /// IP addresses of the nodes: IPv4 (node1 is 10.99.0.2), IPv6 (node1 is fd00:99::2), or both
@@ -120,7 +120,7 @@ pub(super) fn run(flags: Flags) -> Result<Verdict, Failure> {
 pub(super) fn create(options: &LabOptions) -> Result<Lab, LabError> {
     let bar = out::progress(
         Lab::steps(options),
-        "{spinner} making the lab [{bar:30}] {pos}/{len} {msg}",
+        "{spinner} creating the lab [{bar:30}] {pos}/{len} {msg}",
     );
     let lab = Lab::create_watched(options, |step| {
         bar.set_message(step.to_owned());
@@ -145,7 +145,7 @@ pub(super) fn describe(wire: &WireOptions) -> String {
         text += &format!(", {} % loss", f64::from(wire.loss_ppm) / 1e4);
     }
     if wire.routed {
-        text += ", two segments with a router between";
+        text += ", two segments with a router between them";
     }
     match wire.ip {
         Ip::V4 => {}

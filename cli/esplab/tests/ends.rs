@@ -9,8 +9,8 @@ use common::{Downer, TestResult, esplab, esplab_ends, programs, skip, unique, wa
 use lab::{Lab, LabError, ProcessRef, State};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Prints its process id and that of a process that has left its session, and runs for ever.
-/// Neither ends by SIGTERM.
+/// Prints its process ID and that of a process that has left its session, and runs forever. Neither
+/// ends by SIGTERM.
 const STUBBORN: &str = "trap '' TERM INT HUP
     setsid sh -c 'echo $$ > $0.new; mv $0.new $0; while :; do sleep 0.1; done' $1 &
     while :; do sleep 0.1; done";
@@ -65,7 +65,7 @@ fn kill(process: ProcessRef) {
     let _ = Pid::from_raw(process.pid).map(|pid| kill_process(pid, Signal::KILL));
 }
 
-/// Creates a lab of two nodes that is kept; `None` (and SKIPPED) where namespaces are not allowed.
+/// Creates a lab of two nodes that is kept; `None` (and SKIPPED) if namespaces are not allowed.
 fn up(name: &str) -> Option<State> {
     let output = esplab(&["up", "--name", name, "--no-daemon", "--nodes", "2"]);
     let text = String::from_utf8_lossy(&output.stderr);
@@ -124,7 +124,7 @@ fn a_killed_holder_ends_the_processes_of_its_node() -> TestResult {
     Ok(())
 }
 
-/// A lab that was not kept ends with its creator.
+/// A lab that is not kept ends with its creator.
 #[test]
 fn a_dropped_lab_ends_the_processes_of_its_nodes() -> TestResult {
     let options = common::bare(2);

@@ -1,5 +1,5 @@
-//! Benchmarks within a node, and `esplab tune`: all rows exist and are plausible. No time is
-//! asserted.
+//! Tests of benchmarks within a node, and of `esplab tune`: all rows exist and are plausible. No
+//! time is asserted.
 
 mod common;
 
@@ -274,7 +274,7 @@ fn tune_writes_the_file_that_jobs_read() -> TestResult {
             .ok_or("no number")?;
         assert!(number.parse::<u64>()? > 0, "{line}");
     }
-    // A job reads it.
+    // A job reads the file.
     let program = programs().join("esplab");
     let rank = Command::new(program)
         .args(["bench", "--quick", "--only", "matching"])

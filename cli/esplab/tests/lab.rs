@@ -24,7 +24,7 @@ fn holders(state: &State) -> Vec<ProcessRef> {
         .collect()
 }
 
-/// Runs `esplab up`; returns false (and SKIPPED) where namespaces are not allowed.
+/// Runs `esplab up`; returns false (and SKIPPED) if namespaces are not allowed.
 fn up(name: &str, more: &[&str]) -> bool {
     let output = esplab(&[&["up", "--name", name, "--no-daemon"], more].concat());
     let text = String::from_utf8_lossy(&output.stderr);
@@ -65,7 +65,7 @@ fn life_of_a_lab() -> TestResult {
     let state = lab::open(&name)?;
     assert!(holders(&state).into_iter().all(ProcessRef::is_alive));
 
-    // Inside: one interface, the addresses, the names, the environment.
+    // Within a node: one interface, the addresses, the names, the environment.
     let exec =
         |args: &[&str], code| esplab_ends(&[&["exec", "--name", &name], args].concat(), code);
     let links: serde_json::Value =
@@ -98,8 +98,8 @@ fn life_of_a_lab() -> TestResult {
     );
     assert!(env.starts_with(&format!("{name} 2 ")), "{env}");
     assert!(env.contains("/here/esp.sock\n"), "{env}");
-    // The path is equal in all nodes and refers to another folder in each, also when entered by the
-    // program that launchers use for ssh.
+    // The path is equal in all nodes and refers to a different folder in each, even if the node is
+    // entered by the program that launchers use instead of ssh.
     let lab_dir = exec(&["0", "--", "sh", "-c", "dirname $ESP_ETHERS"], 0);
     let folder = |node: usize| {
         let path = format!("{}/node{node}", lab_dir.trim());
@@ -126,8 +126,8 @@ fn life_of_a_lab() -> TestResult {
         "{env}"
     );
 
-    // Exit codes are those of the command. From inside a node the others can be reached by number
-    // alone.
+    // Exit codes are those of the command. From within a node, the others can be reached by number
+    // only.
     exec(&["0", "--", "sh", "-c", "exit 7"], 7);
     assert!(exec(&["0", "--", "esplab", "exec", "2", "ip", "address"], 0).contains("10.99.0.3/24"));
     exec(&["node0", "--", "no-such-program"], 127);
@@ -272,7 +272,7 @@ fn dropping_a_lab_ends_it() -> TestResult {
 
 #[test]
 fn a_daemon_that_cannot_start_is_reported_with_its_log() -> TestResult {
-    // A folder whose esp-daemon only prints an error.
+    // A folder with an esp-daemon that only prints an error.
     let dir = std::env::temp_dir().join(unique("fake"));
     fs::create_dir(&dir)?;
     fs::copy(programs().join("esplab"), dir.join("esplab"))?;
@@ -306,7 +306,7 @@ fn a_daemon_that_cannot_start_is_reported_with_its_log() -> TestResult {
     let name = options.name.ok_or("it was named")?;
     assert!(
         matches!(lab::open(&name), Err(LabError::NotFound { .. })),
-        "no lab is left"
+        "a lab remains"
     );
     Ok(())
 }
@@ -369,7 +369,7 @@ fn loss_is_as_configured() -> TestResult {
         take(&mut arrived)?;
     }
     let lost = lab.frames_lost()?;
-    // 5 % of 20000, with six standard deviations (31) on each side.
+    // 5 % of 20000, with six standard deviations (of 31) on each side.
     assert!((800..1200).contains(&lost), "{lost} lost");
     wait_until("the rest has arrived", || {
         take(&mut arrived).is_ok() && arrived + lost >= count
@@ -377,7 +377,7 @@ fn loss_is_as_configured() -> TestResult {
     assert_eq!(
         arrived + lost,
         count,
-        "only what the rule dropped is missing"
+        "only frames that the rule dropped are missing"
     );
     Ok(())
 }
@@ -385,7 +385,7 @@ fn loss_is_as_configured() -> TestResult {
 #[test]
 fn the_rate_limit_has_a_shallow_queue() -> TestResult {
     let mut options = bare(2);
-    // a full frame takes 0.12 s, so that all of a burst finds the queue as it is
+    // A full frame takes 0.12 s, so that the queue does not change during a burst.
     options.wire.rate = Some(100_000);
     let Some(lab) = common::lab(&options) else {
         return Ok(());
@@ -395,10 +395,10 @@ fn the_rate_limit_has_a_shallow_queue() -> TestResult {
     let sent = (0..200).filter(|_| sender.send(&[0; 1400]).is_ok()).count() as u64;
     assert!(sent > 150, "{sent} of 200 sent");
     let dropped = lab.frames_overrun(1)?;
-    // Two frames are the bucket's, QUEUE_FRAMES wait, and some leave in the meantime.
-    let most = sent - 2 - u64::from(lab::QUEUE_FRAMES);
+    // The bucket takes two frames, QUEUE_FRAMES wait, and some leave in the meantime.
+    let max_lost = sent - 2 - u64::from(lab::QUEUE_FRAMES);
     assert!(
-        (most - 40..=most).contains(&dropped),
+        (max_lost - 40..=max_lost).contains(&dropped),
         "{dropped} of {sent} dropped"
     );
     Ok(())
@@ -460,7 +460,8 @@ fn udp_runs_on_the_same_wire_with_and_without_offload() -> TestResult {
 
 #[test]
 fn a_lab_needs_no_privilege() -> TestResult {
-    // Another user may have no access to the build folder: a copy in a public one.
+    // Another user may have no access to the build folder, so the programs are copied to a public
+    // one.
     let dir = std::env::temp_dir().join(unique("rootless"));
     fs::create_dir(&dir)?;
     let program = dir.join("esplab");
@@ -509,7 +510,7 @@ fn a_lab_needs_no_privilege() -> TestResult {
     };
     let run = |args: &[&str]| run_with(&state_dir, args);
     if root {
-        // The folder of root's labs, as another user finds it.
+        // The folder of root's labs as another user finds it.
         let roots = dir.join("roots");
         Command::new("mkdir").arg("-m700").arg(&roots).status()?;
         let refused = run_with(&roots, &["exec", "--name", "lab", "0", "id"])?;
@@ -568,7 +569,7 @@ fn a_lab_needs_no_privilege() -> TestResult {
     let checked = checks();
     let ended = run(&["down", "--name", &name])?;
     assert!(ended.status.success(), "{ended:?}");
-    assert_eq!(fs::read_dir(&state_dir)?.count(), 0, "no file is left");
+    assert_eq!(fs::read_dir(&state_dir)?.count(), 0, "files are left");
     fs::remove_dir_all(&dir)?;
     checked
 }

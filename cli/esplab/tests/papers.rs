@@ -1,5 +1,5 @@
-//! `esplab papers`: short runs have figures, a report has five tables, and what is missing is
-//! named. No time is asserted.
+//! Tests of `esplab papers`: short runs have figures, a report has five tables, and missing
+//! programs are named. No time is asserted.
 
 mod common;
 
@@ -92,7 +92,8 @@ fn a_run_in_a_lab_fills_its_rows_of_the_page() -> TestResult {
     Ok(())
 }
 
-/// A contender that is not installed is named; ours are measured, and the exit code is 1.
+/// A contender that is not installed is named; this project's contenders are measured, and the exit
+/// code is 1.
 #[test]
 fn what_is_not_installed_is_named_with_its_package() -> TestResult {
     let folder = Folder::new("papers")?;

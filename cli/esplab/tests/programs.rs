@@ -1,4 +1,4 @@
-//! The programs on real nodes: esping, espstat, transfers, the demo, a benchmark.
+//! Tests of the programs on the nodes of a lab: esping, espstat, transfers, the demo, a benchmark.
 
 mod common;
 
@@ -11,13 +11,13 @@ use lab::{Lab, LabError, LabOptions};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// Creates nodes with daemons; `None` (and SKIPPED) where namespaces are not allowed.
+/// Creates nodes with daemons; `None` (and SKIPPED) if namespaces are not allowed.
 fn lab(nodes: usize, change: impl FnOnce(&mut LabOptions)) -> Option<Lab> {
     let mut options = LabOptions {
         programs: Some(programs()),
         ..LabOptions::new(nodes)
     };
-    // The daemon has no state of connections over leases.
+    // Leases are off, because the daemon has no state of connections over leases.
     options.daemon_config = "[lease]\nallow = \"off\"\n".into();
     change(&mut options);
     match Lab::create(&options) {
@@ -31,7 +31,7 @@ fn lab(nodes: usize, change: impl FnOnce(&mut LabOptions)) -> Option<Lab> {
     }
 }
 
-/// Runs a program in node 0 and expects this exit code; returns its output as JSON, line by line.
+/// Runs a program in node 0 and asserts this exit code; returns its output as JSON, line by line.
 #[track_caller]
 fn json(lab: &Lab, program: &str, args: &[&str], code: i32) -> Vec<Value> {
     let output = lab.run(0, program, args).expect("the node can be entered");
@@ -318,10 +318,7 @@ fn the_demo_succeeds() {
         return skip(&err);
     }
     assert!(output.status.success(), "{out}\n{err}");
-    assert!(
-        err.is_empty(),
-        "no progress where there is no terminal: {err}"
-    );
+    assert!(err.is_empty(), "progress without a terminal: {err}");
     for carrier in ["raw Ethernet", "UDP"] {
         let is_right = |start: &str, result: &str| {
             let start = format!("{start}, {carrier} ");
@@ -387,9 +384,9 @@ fn a_report_that_cannot_be_continued_is_refused_before_the_measurement() -> Test
     let folder = dir.to_string_lossy();
     let output = esplab(&["bench", "--quick", "--only", "send", "--report", &folder]);
     fs::remove_dir_all(&dir)?;
-    // One line: without one for the beginning of a benchmark.
+    // Only one line, because no benchmark has begun.
     let text = refusal(&output);
-    assert!(text.contains("results.json is no report"), "{text}");
+    assert!(text.contains("results.json is not a report"), "{text}");
     Ok(())
 }
 

@@ -1,4 +1,5 @@
-//! espcat and esperf between nodes: over raw Ethernet by the daemon, and over UDP without one.
+//! Tests of espcat and esperf between nodes: over raw Ethernet through the daemon, and over UDP
+//! without one.
 
 mod common;
 
@@ -9,7 +10,8 @@ use common::{bare, lab, programs, wait_until};
 use lab::{Lab, LabOptions, Node};
 use serde_json::Value;
 
-/// Creates two nodes with daemons that give no leases, of whose connections a daemon knows little.
+/// Creates two nodes with daemons that grant no leases, because a daemon knows little of
+/// connections over leases.
 fn with_daemons() -> Option<Lab> {
     let mut options = LabOptions {
         programs: Some(programs()),
@@ -19,7 +21,7 @@ fn with_daemons() -> Option<Lab> {
     lab(&options)
 }
 
-/// A program of a node, ended on drop.
+/// A program in a node, ended on drop.
 struct Running(Child);
 
 impl Running {
@@ -30,11 +32,11 @@ impl Running {
         Running(command.spawn().expect("start a program"))
     }
 
-    /// Gives it this input, and waits for its end.
+    /// Passes it this input, and waits for its end.
     fn ends(mut self, input: Vec<u8>) -> Output {
         let pipe = self.0.stdin.take();
         let writer = std::thread::spawn(move || {
-            // An error: the program has ended before, which its exit code shows.
+            // An error means that the program has ended already, as its exit code shows.
             pipe.map(|mut pipe| pipe.write_all(&input))
         });
         let stub = Command::new("true").stdout(Stdio::null()).spawn();
@@ -52,7 +54,7 @@ impl Drop for Running {
     }
 }
 
-/// Returns bytes in which a lost or repeated block shows.
+/// Returns bytes in which a lost or repeated block is detectable.
 fn pattern(len: usize, salt: u32) -> Vec<u8> {
     (0..len)
         .map(|i| ((i as u32 ^ salt).wrapping_mul(0x9e37_79b9) >> 24) as u8)
@@ -79,7 +81,7 @@ fn is(output: &Output, code: i32) {
     assert_eq!(output.status.code(), Some(code), "{err}");
 }
 
-/// Sends a file each way at once, between nodes whose server has these options.
+/// Sends a file in each direction at once between two nodes. The server gets these options.
 fn files_cross(lab: &Lab, server: &[&str], node: &str) {
     let [to, back] = [1, 2].map(|salt| pattern(3 << 20, salt));
     let args = [server, &["-l", "5000"]].concat();
@@ -132,7 +134,7 @@ fn espcat_carries_datagrams_and_their_answers() {
     );
     let server = std::thread::spawn(move || server.ends(b"pong\n".to_vec()));
     let mut answer = Vec::new();
-    // Datagrams before the server is there are lost.
+    // Datagrams sent before the server is ready are lost.
     wait_until("an answer arrives", || {
         let client = Running::start(
             &lab,
@@ -152,7 +154,7 @@ fn espcat_carries_datagrams_and_their_answers() {
     assert!(server.stdout.starts_with(b"ping\n"));
 }
 
-/// Runs a test of esperf against a server that serves one, and returns both JSON objects.
+/// Runs a test of esperf against a server that serves one test, and returns both JSON objects.
 fn measured(lab: &Lab, server: &[&str], args: &[&str]) -> [Value; 2] {
     let server = Running::start(
         lab,
@@ -229,13 +231,13 @@ fn esperf_measures_for_a_time_without_a_daemon() {
         intervals.is_some_and(|intervals| intervals.len() >= 2),
         "{client}"
     );
-    // Without a daemon, unknown is not zero.
+    // Without a daemon, the number is unknown, and not reported as zero.
     assert_eq!(client.pointer("/end/sum_sent/retransmits"), None);
 }
 
 #[test]
 fn esperf_counts_losses_of_datagrams() {
-    // The switch loses every tenth frame, those of streams as well.
+    // The switch loses every tenth frame, including those of streams.
     let options = LabOptions {
         programs: Some(programs()),
         daemon_config: "[lease]\nallow = \"off\"\n".into(),
@@ -286,5 +288,5 @@ fn esperf_refuses_what_is_no_test() {
     let server = server.join().expect("no panic");
     is(&server, 1);
     let text = String::from_utf8_lossy(&server.stderr).into_owned();
-    assert!(text.contains("no esperf of this version"), "{text}");
+    assert!(text.contains("not an esperf of this version"), "{text}");
 }

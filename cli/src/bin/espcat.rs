@@ -1,4 +1,4 @@
-//! Streams and datagrams from standard input and to standard output.
+//! Copies streams and datagrams from standard input and to standard output.
 
 fn main() -> std::process::ExitCode {
     cli::espcat::main()

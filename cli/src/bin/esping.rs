@@ -1,4 +1,4 @@
-//! EDP echo: reachability, round-trip times and the largest frame.
+//! EDP echo: reachability, round-trip times and maximum payload.
 
 fn main() -> std::process::ExitCode {
     cli::esping::main()

@@ -11,7 +11,7 @@ use crate::out;
 
 /// Tools for networks that carry ESP, the Ethernet Streaming Protocol (not IPsec's ESP)
 ///
-/// Exit code: 0 when the tool did its work, 2 when it could not run; that of doctor says what it
+/// Exit code: 0 if the tool did its work, 2 if it could not run; that of doctor shows what it
 /// found.
 #[derive(Debug, Parser)]
 #[command(name = "esp", version = crate::version::version())]

@@ -1,4 +1,4 @@
-//! Datagrams from standard input and to standard output.
+//! Copies datagrams from standard input and to standard output.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -9,15 +9,15 @@ use esp_client::{Client, EdpKind, EdpSocket, NodeAddr};
 
 use super::flags::Flags;
 use super::traffic::Traffic;
-use crate::out::{self, Doing, Failure, Verdict};
+use crate::out::{self, Context, Failure, Verdict};
 
-/// Longest wait for a datagram between two looks at the time-out.
-const LOOK: Duration = Duration::from_millis(100);
+/// Interval between checks of the time-out.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Binds the port. The first sender gets standard input.
+/// Binds the port. Standard input is sent to the first sender.
 pub(super) fn listen(flags: &Flags, port: u16) -> Result<Verdict, Failure> {
-    let client = flags.way.serve()?;
-    let socket = bind(&client, flags.way.interface.as_deref(), port)?;
+    let client = flags.carrier.serve()?;
+    let socket = bind(&client, flags.carrier.interface.as_deref(), port)?;
     if flags.verbose {
         let (interface, addr) = (socket.interface(), socket.addr());
         out::note(format_args!("port {port} of {addr} on {interface}"));
@@ -25,9 +25,9 @@ pub(super) fn listen(flags: &Flags, port: u16) -> Result<Verdict, Failure> {
     copy(flags, socket, None)
 }
 
-/// Sends standard input to the node, and takes its datagrams alone.
+/// Sends standard input to the node, and accepts only datagrams from it.
 pub(super) fn connect(flags: &Flags, node: &str, port: u16) -> Result<Verdict, Failure> {
-    let (client, addr) = flags.way.reach(node, port)?;
+    let (client, addr) = flags.carrier.reach(node, port)?;
     let interface = match addr.interface {
         Some(interface) => interface,
         None => client.route(addr.addr).map_err(Failure::new)?,
@@ -50,7 +50,8 @@ fn bind(client: &Client, interface: Option<&str>, port: u16) -> Result<EdpSocket
     builder.bind_at(client, port).map_err(Failure::new)
 }
 
-/// Copies in both directions until -w ends it. Standard input goes to the peer once there is one.
+/// Copies in both directions until -w ends it. Standard input is sent to the peer once there is
+/// one.
 fn copy(
     flags: &Flags,
     socket: EdpSocket,
@@ -82,7 +83,7 @@ fn copy(
             traffic.report();
             return Ok(Verdict::Done);
         }
-        let (count, info) = match socket.recv_from_timeout(&mut buffer, LOOK) {
+        let (count, info) = match socket.recv_from_timeout(&mut buffer, POLL_INTERVAL) {
             Ok(received) => received,
             Err(error) if error.kind() == io::ErrorKind::TimedOut => continue,
             Err(error) => return Err(Failure::broken(error)),
@@ -101,7 +102,7 @@ fn copy(
     }
 }
 
-/// Sends each read of standard input as one datagram.
+/// Sends the bytes of each read from standard input as one datagram.
 fn send(
     socket: &EdpSocket,
     traffic: &Traffic,

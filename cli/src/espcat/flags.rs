@@ -4,45 +4,45 @@ use std::time::Duration;
 
 use clap::Parser;
 
-use crate::ends::Way;
+use crate::ends::CarrierOptions;
 use crate::out::Failure;
 use crate::units;
 
-/// Connect standard input and output to a stream or datagrams of another node, as nc(1) does over
-/// TCP and UDP
+/// Connect standard input and output to a stream or datagrams of another node, like nc(1) over TCP
+/// and UDP
 ///
-/// At the end of standard input the sending direction ends, and the peer reads the end of the
-/// stream; espcat ends when both directions have. Datagrams have no end: espcat -u ends by -w or a
-/// signal.
+/// At the end of standard input, the sending direction ends, and the peer reads the end of the
+/// stream; espcat ends when both directions have ended. Datagrams have no end: espcat -u ends by -w
+/// or a signal.
 ///
-/// Exit code: 0 when all was copied, 1 when the connection was refused, broke, or timed out, 2 when
-/// espcat could not run.
+/// Exit code: 0 if everything was copied, 1 if the connection was refused, broke, or timed out, 2
+/// if espcat could not run.
 #[derive(Debug, Parser)]
 #[command(name = "espcat", version = crate::version::version())]
 #[command(override_usage = "espcat [OPTIONS] NODE PORT\n       espcat [OPTIONS] -l PORT")]
 pub(super) struct Flags {
     /// NODE and PORT to connect to, or with -l the PORT to listen on. NODE is a MAC address, a name
-    /// of /etc/ethers, or NAME.esp, over raw Ethernet; an IP address or another name, with @PORT
-    /// behind it for another UDP port than 2805, over UDP and without a daemon
+    /// in /etc/ethers, or NAME.esp, over raw Ethernet; or an IP address or another name, followed
+    /// by @PORT for a UDP port other than 2805, over UDP and without a daemon
     #[arg(required = true, num_args = 1..=2, value_names = ["NODE", "PORT"])]
     pub(super) operands: Vec<String>,
     /// Listen for one connection instead of connecting
     #[arg(short, long)]
     pub(super) listen: bool,
-    /// Datagrams instead of a stream: each read of standard input is one
+    /// Use datagrams instead of a stream: each read from standard input becomes one
     #[arg(short = 'u', long)]
     pub(super) datagrams: bool,
-    /// Report the connection, the progress where standard error is a terminal, and the totals
+    /// Report the connection, the progress if standard error is a terminal, and the totals
     #[arg(short, long)]
     pub(super) verbose: bool,
     /// Do not read standard input
     #[arg(short = 'd', long)]
     pub(super) detached: bool,
-    /// Limit of the time to connect, and of the time without any data in either direction
+    /// Limit on the time to connect, and on the time without any data in either direction
     #[arg(short = 'w', long = "timeout", value_name = "SECS", value_parser = units::seconds)]
     pub(super) wait: Option<Duration>,
     #[command(flatten)]
-    pub(super) way: Way,
+    pub(super) carrier: CarrierOptions,
 }
 
 /// Task of a command line.

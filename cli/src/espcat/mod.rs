@@ -1,7 +1,8 @@
 //! `espcat`: streams and datagrams with the command line of nc(1).
 //!
 //! `flags` is the command line; `stream` and `datagrams` copy between a connection, or a datagram
-//! port, and standard input and output; `traffic` counts the bytes and the time without any.
+//! port, and standard input and output; `traffic` counts the bytes and measures the time without
+//! any.
 
 mod datagrams;
 mod flags;

@@ -1,4 +1,4 @@
-//! A stream from standard input and to standard output.
+//! Copies a stream from standard input and to standard output.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -11,18 +11,18 @@ use esp_client::{EspListener, EspStream};
 
 use super::flags::Flags;
 use super::traffic::Traffic;
-use crate::out::{self, Doing, Failure, Verdict};
+use crate::out::{self, Context, Failure, Verdict};
 
-/// Bytes that are copied at a time.
+/// Maximum number of bytes that are copied at a time.
 const BLOCK: usize = 64 << 10;
 /// Maximum wait for the acknowledgement of the last bytes, without -w.
 const LAST_BYTES: Duration = Duration::from_secs(60);
 
-/// Accepts one connection and copies.
+/// Accepts a connection and copies.
 pub(super) fn listen(flags: &Flags, port: u16) -> Result<Verdict, Failure> {
-    let client = flags.way.serve()?;
+    let client = flags.carrier.serve()?;
     let mut builder = EspListener::builder().backlog(1);
-    if let Some(interface) = &flags.way.interface {
+    if let Some(interface) = &flags.carrier.interface {
         builder = builder.interface(interface);
     }
     let listener = builder.bind_at(&client, port);
@@ -35,7 +35,7 @@ pub(super) fn listen(flags: &Flags, port: u16) -> Result<Verdict, Failure> {
         None => listener.accept(),
     };
     let (stream, peer) = accepted.map_err(Failure::broken)?;
-    // Others are refused from now on.
+    // Further connections are refused from now on.
     drop(listener);
     if flags.verbose {
         out::note(format_args!("connection from {peer}"));
@@ -45,7 +45,7 @@ pub(super) fn listen(flags: &Flags, port: u16) -> Result<Verdict, Failure> {
 
 /// Connects and copies.
 pub(super) fn connect(flags: &Flags, node: &str, port: u16) -> Result<Verdict, Failure> {
-    let (client, addr) = flags.way.reach(node, port)?;
+    let (client, addr) = flags.carrier.reach(node, port)?;
     let mut builder = EspStream::builder();
     if let Some(wait) = flags.wait {
         builder = builder.timeout(wait);
@@ -71,7 +71,7 @@ fn copy(flags: &Flags, stream: EspStream) -> Result<Verdict, Failure> {
         let run = move || {
             let sent = send(&stream, &traffic);
             if sent.is_err() {
-                // Else the other direction would wait for a peer that waits for this one.
+                // Otherwise, the other direction would wait for a peer that waits for this one.
                 let _ = stream.shutdown(Shutdown::Both);
             }
             let _ = ended.send(sent);
@@ -88,7 +88,8 @@ fn copy(flags: &Flags, stream: EspStream) -> Result<Verdict, Failure> {
     Ok(Verdict::Done)
 }
 
-/// Waits for the end of the sending direction. With `wait` it may pause for that long.
+/// Waits for the end of the sending direction. With `wait`, fails if no bytes are copied for that
+/// time.
 fn wait_for(
     end: &Receiver<Result<(), Failure>>,
     traffic: &Traffic,
@@ -99,7 +100,7 @@ fn wait_for(
         return end.recv().map_err(|_| failed())?;
     };
     loop {
-        // Bytes may have been sent when this time is over.
+        // Bytes may have been sent by the end of this time.
         let patience = traffic.patience(limit);
         match end.recv_timeout(patience) {
             Ok(sent) => return sent,
@@ -145,7 +146,7 @@ fn receive(
             if patience.is_zero() {
                 return Err(idle_for(wait));
             }
-            // The other direction may have had bytes when this time is over.
+            // The other direction may have copied bytes by the end of this time.
             stream
                 .set_read_timeout(Some(patience))
                 .map_err(Failure::broken)?;
@@ -164,5 +165,7 @@ fn receive(
 }
 
 fn idle_for(wait: Duration) -> Failure {
-    Failure::Broken(format!("no data for {wait:?}: the time-out of -w is over"))
+    Failure::Broken(format!(
+        "no data for {wait:?}: the time-out of -w has expired"
+    ))
 }

@@ -1,4 +1,4 @@
-//! Bytes that were copied, and the time without any.
+//! Counts the bytes that were copied, and measures the time without any.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ pub(super) struct Traffic {
 }
 
 impl Traffic {
-    /// Starts to count; `verbose` shows progress on a terminal, and the totals at the end.
+    /// Starts to count. If `verbose`, shows progress on a terminal, and the totals at the end.
     pub(super) fn new(verbose: bool) -> Traffic {
         let bar = verbose.then(|| {
             let bar = ProgressBar::new_spinner();
@@ -57,7 +57,7 @@ impl Traffic {
         }
     }
 
-    /// Returns the time for which there may be no bytes from now on: zero once `limit` is over.
+    /// Returns the time left until the idle time-out `limit` expires; zero if it has expired.
     pub(super) fn patience(&self, limit: Duration) -> Duration {
         let last = Duration::from_nanos(self.last.load(Ordering::Relaxed));
         (last + limit).saturating_sub(self.start.elapsed())

@@ -16,9 +16,9 @@ use crate::signal::Interrupt;
 
 /// Runs one test.
 pub(super) fn run(flags: &Flags, node: &str, interrupt: &Interrupt) -> Result<Verdict, Failure> {
-    // Wrong values are found before another node is asked.
+    // Detects wrong values before another node is contacted.
     flags.plan(None)?;
-    let (client, addr) = flags.way.reach(node, flags.port)?;
+    let (client, addr) = flags.carrier.reach(node, flags.port)?;
     let control = Arc::new(open(&client, &addr)?);
     let mut flows = if flags.datagrams {
         let interface = control.local_addr().interface.unwrap_or_default();
@@ -27,7 +27,7 @@ pub(super) fn run(flags: &Flags, node: &str, interrupt: &Interrupt) -> Result<Ve
     } else {
         None
     };
-    let plan = flags.plan(flows.as_ref().map(Flows::longest))?;
+    let plan = flags.plan(flows.as_ref().map(Flows::max_payload))?;
     let cookie = cookie();
     let hello = Hello::Test {
         cookie: cookie.clone(),
@@ -87,7 +87,7 @@ fn agree(control: &EspStream, flows: &mut Option<Flows>) -> Result<Kind, Failure
         }
         (Reply::Refused(why), _) => Err(refused(&why)),
         _ => Err(Failure::broken(
-            "the server is no esperf of this version: it answers another kind of test",
+            "the server is not an esperf of this version: it answers another kind of test",
         )),
     }
 }
@@ -115,7 +115,7 @@ fn open(client: &Client, addr: &EspAddr) -> Result<EspStream, Failure> {
         .map_err(Failure::broken)
 }
 
-/// Returns a text that no other test of the server has at this time.
+/// Returns a text that no other concurrent test of the server uses.
 fn cookie() -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let nanos = now.map_or(0, |time| time.as_nanos());

@@ -1,4 +1,4 @@
-//! Messages between client and server, each a line of JSON on a stream of its own, and the first
+//! Messages between client and server, which are lines of JSON on a separate stream, and the first
 //! line of the streams that are measured.
 
 use std::io::{ErrorKind, Read, Write};
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::flags::Plan;
 use crate::out::{Failure, printable};
 
-/// Longest message, in bytes.
+/// Maximum length of a message, in bytes.
 const MAX_MESSAGE: usize = 64 << 10;
 /// Maximum wait for a message that the other side sends at once.
 pub(super) const AT_ONCE: Duration = Duration::from_secs(10);
@@ -19,7 +19,7 @@ pub(super) const AT_ONCE: Duration = Duration::from_secs(10);
 /// First line of a stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Hello {
-    /// The control stream of a test. Datagrams come from, or go to, these ports of the client.
+    /// The control stream of a test. The client sends or receives datagrams on these ports.
     Test {
         cookie: String,
         plan: Plan,
@@ -35,13 +35,13 @@ pub(super) enum Hello {
 pub(super) enum Reply {
     /// The server waits for the streams.
     Ready,
-    /// Datagrams go to, or come from, these ports of the server.
+    /// The server receives or sends datagrams on these ports.
     Ports(Vec<u16>),
     /// The server refuses the test.
     Refused(String),
 }
 
-/// Follows once the server has all streams: both sides begin.
+/// Sent when the server has all streams: both sides start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Begin;
 
@@ -49,7 +49,7 @@ pub(super) struct Begin;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct End;
 
-/// Datagrams of a stream: sent, or received.
+/// Datagrams that a stream has sent or received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Datagrams {
     pub(super) packets: u64,
@@ -64,7 +64,7 @@ pub(super) struct Datagrams {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Results {
     pub(super) bytes: Vec<u64>,
-    /// `None`: this side does not know.
+    /// `None` if this side does not know the number.
     pub(super) retransmits: Vec<Option<u64>>,
     pub(super) seconds: f64,
     pub(super) cpu: Cpu,
@@ -73,7 +73,7 @@ pub(super) struct Results {
     pub(super) datagrams: Vec<Datagrams>,
 }
 
-/// Time of processors, in per cent of one.
+/// CPU time, in percent of one core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Cpu {
     pub(super) user: f64,
@@ -87,7 +87,8 @@ pub(super) fn send(mut stream: &EspStream, message: &impl Serialize) -> Result<(
     stream.write_all(line.as_bytes()).map_err(Failure::broken)
 }
 
-/// Receives a message, within this time; without one, waits until the stream ends or breaks.
+/// Receives a message, waiting for at most `patience`, or without a limit until the stream ends or
+/// breaks.
 pub(super) fn receive<T: DeserializeOwned>(
     mut stream: &EspStream,
     patience: impl Into<Option<Duration>>,
@@ -96,7 +97,7 @@ pub(super) fn receive<T: DeserializeOwned>(
     stream.set_read_timeout(patience).map_err(Failure::broken)?;
     let mut line = Vec::new();
     let mut byte = [0];
-    // Byte by byte: what follows the line in a stream of data is not a message.
+    // Reads byte by byte, because the bytes after the line in a data stream are not a message.
     loop {
         match stream.read(&mut byte) {
             Ok(0) => {
@@ -120,15 +121,17 @@ pub(super) fn receive<T: DeserializeOwned>(
     parse(&line)
 }
 
-/// Parses a message. The error repeats text of the peer.
+/// Parses a message. The error contains text from the peer.
 fn parse<T: DeserializeOwned>(line: &[u8]) -> Result<T, Failure> {
     serde_json::from_slice(line).map_err(|error| {
         let error = printable(&error.to_string());
-        Failure::Broken(format!("the peer is no esperf of this version: {error}"))
+        Failure::Broken(format!(
+            "the peer is not an esperf of this version: {error}"
+        ))
     })
 }
 
-/// Returns the failure of a test that the server refuses, for a reason that it has sent.
+/// Returns the failure of a test that the server refuses for the reason `why`.
 pub(super) fn refused(why: &str) -> Failure {
     Failure::Broken(format!("the server refuses: {}", printable(why)))
 }

@@ -1,7 +1,7 @@
 //! The datagrams of a test (`-u`): a thread for each socket sends at a rate, or receives and counts
 //! losses.
 //!
-//! A datagram begins with its number and the time of its sending in nanoseconds, of 64 bits each.
+//! A datagram begins with its number and its sending time in nanoseconds, of 64 bits each.
 
 use std::io;
 use std::sync::Arc;
@@ -16,18 +16,19 @@ use esp_client::{
 use super::control::{AT_ONCE, End, receive as receive_message};
 use super::flags::Plan;
 use super::measure::{Counts, Shared, Task, Work};
-use crate::out::{Doing, Failure};
+use crate::out::{Context, Failure};
 
-/// Bytes of the number and the time.
+/// Length of the number and the time, in bytes.
 pub(super) const HEADER: usize = 16;
-/// Longest wait for a datagram, or for room to send one, between two looks for the end.
-const LOOK: Duration = Duration::from_millis(100);
-/// Time for which datagrams are received after the sender's end: they may still be in queues.
+/// Interval between checks for the end, while waiting for a datagram or for room to send one.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Time for which datagrams are received after the sender's end, because some may still be in
+/// queues.
 const DRAIN: Duration = Duration::from_millis(200);
-/// Shortest pause that is slept; shorter ones end late by more than their length.
-const SHORTEST_SLEEP: Duration = Duration::from_micros(100);
+/// Minimum pause that is slept: shorter sleeps would end late by more than their length.
+const MIN_SLEEP: Duration = Duration::from_micros(100);
 
-/// Sockets of a side, and the other side's.
+/// Sockets of a side, and the ports of the other side.
 pub(super) struct Flows {
     sockets: Vec<Arc<EdpSocket>>,
     peer: NodeAddr,
@@ -59,8 +60,8 @@ impl Flows {
         self.sockets.iter().map(|socket| socket.port()).collect()
     }
 
-    /// Returns the length of the longest datagram.
-    pub(super) fn longest(&self) -> usize {
+    /// Returns the maximum length of a datagram.
+    pub(super) fn max_payload(&self) -> usize {
         let lengths = self.sockets.iter().map(|socket| socket.max_payload());
         lengths.min().unwrap_or(0)
     }
@@ -69,7 +70,8 @@ impl Flows {
     pub(super) fn connect(&mut self, ports: Vec<u16>) -> Result<(), Failure> {
         if ports.len() != self.sockets.len() {
             return Err(Failure::Broken(
-                "the other side has not a port for each stream: is it an esperf of this version?"
+                "the peer sent a different number of ports than streams: does it run the same \
+                 version of esperf?"
                     .into(),
             ));
         }
@@ -77,7 +79,7 @@ impl Flows {
         Ok(())
     }
 
-    /// Returns the own address and the peer's of each flow.
+    /// Returns the local and the peer's address of each flow.
     pub(super) fn addresses(&self) -> Vec<(EspAddr, EspAddr)> {
         let pairs = self.sockets.iter().zip(&self.peer_ports);
         let pair = |(socket, port): (&Arc<EdpSocket>, &u16)| {
@@ -88,7 +90,8 @@ impl Flows {
         pairs.map(pair).collect()
     }
 
-    /// Returns the work of a side. A receiver ends when the sender says so on the control stream.
+    /// Returns the work of a side. A receiver ends when the sender sends [`End`] on the control
+    /// stream.
     pub(super) fn work(
         &self,
         plan: &Plan,
@@ -118,7 +121,7 @@ impl Flows {
             let patience = patience(plan);
             let named = thread::Builder::new().name("end".into());
             let wait = move || {
-                // An error is found again by the next message.
+                // If this fails, the next message fails, too.
                 let _ = receive_message::<End>(&control, patience);
                 shared.end();
                 thread::sleep(DRAIN);
@@ -134,14 +137,14 @@ impl Flows {
     }
 }
 
-/// Returns the longest wait for the sender's end. The time for a number of bytes is unknown: such a
-/// wait ends with the control stream, whose keep-alive finds out that the peer is dead.
+/// Returns the maximum wait for the sender's end. The time for a number of bytes is unknown: such a
+/// wait ends with the control stream, whose keep-alive detects a dead peer.
 fn patience(plan: &Plan) -> Option<Duration> {
     let is_timed = plan.bytes.is_none();
     is_timed.then(|| plan.time.saturating_add(AT_ONCE))
 }
 
-/// Sends datagrams at this rate in bits per second, 0: as fast as the ring takes them.
+/// Sends datagrams at this rate in bits per second; with 0, as fast as the ring accepts them.
 fn send(
     socket: &EdpSocket,
     (node, port): (NodeAddr, u16),
@@ -152,7 +155,7 @@ fn send(
     let mut datagram = vec![0x5a; length];
     let pause = pause(length, rate);
     let mut due = Instant::now();
-    socket.set_write_timeout(Some(LOOK))?;
+    socket.set_write_timeout(Some(POLL_INTERVAL))?;
     while shared.take(length as u64) > 0 {
         wait_until(due, shared);
         due += pause;
@@ -184,10 +187,10 @@ fn pause(length: usize, rate: u64) -> Duration {
 fn wait_until(due: Instant, shared: &Shared) {
     loop {
         let left = due.saturating_duration_since(Instant::now());
-        if left < SHORTEST_SLEEP || shared.is_over() {
+        if left < MIN_SLEEP || shared.is_over() {
             return;
         }
-        thread::sleep(left.min(LOOK));
+        thread::sleep(left.min(POLL_INTERVAL));
     }
 }
 
@@ -201,7 +204,7 @@ fn receive(
     let mut buffer = vec![0; socket.max_payload()];
     let mut arrivals = Arrivals::default();
     while !shared.is_over() {
-        let (count, info) = match socket.recv_from_timeout(&mut buffer, LOOK) {
+        let (count, info) = match socket.recv_from_timeout(&mut buffer, POLL_INTERVAL) {
             Ok(received) => received,
             Err(error) if error.kind() == io::ErrorKind::TimedOut => continue,
             Err(error) => return Err(error),
@@ -224,15 +227,15 @@ fn is_from(info: &DatagramInfo, peer: (NodeAddr, u16)) -> bool {
 struct Arrivals {
     /// Number of the next datagram in order.
     next: u64,
-    /// Transit time of the last one: the difference of two nodes' clocks, of which only changes
-    /// have a meaning.
+    /// Transit time of the last datagram: the difference of two nodes' clocks, of which only
+    /// changes are meaningful.
     transit: Option<i64>,
-    /// Nanoseconds.
+    /// In nanoseconds.
     jitter: f64,
 }
 
 impl Arrivals {
-    /// Counts a datagram that arrived at this time; returns false if it is none of a test.
+    /// Counts a datagram that arrived at this time; returns false if it does not belong to a test.
     fn take(&mut self, bytes: &[u8], at: u64, counts: &Counts) -> bool {
         let Some((number, rest)) = bytes.split_first_chunk::<8>() else {
             return false;
@@ -284,7 +287,7 @@ mod tests {
         assert_eq!(now(), (4, 1));
         assert_eq!(counts.out_of_order.load(Relaxed), 1);
         assert!(!arrivals.take(&[0; HEADER - 1], 0, &counts));
-        // A number that a faulty peer made up.
+        // An impossible number from a faulty peer.
         assert!(arrivals.take(&datagram(u64::MAX, 0), 0, &counts));
         assert!(arrivals.take(&datagram(0, 0), 0, &counts));
         assert_eq!(now().0, 6);
@@ -293,7 +296,7 @@ mod tests {
     #[test]
     fn jitter_is_the_smoothed_change_of_the_transit_time() {
         let (mut arrivals, counts) = (Arrivals::default(), Counts::default());
-        // Clocks of two nodes: the difference is of no account.
+        // The difference of the two nodes' clocks does not matter.
         let base = u64::MAX / 2;
         for (number, transit) in [(0, 100), (1, 100), (2, 1700), (3, 100)] {
             let sent = number * 10_000;
@@ -319,7 +322,7 @@ mod tests {
             datagrams: Some(1_000_000),
         };
         assert_eq!(patience(&plan), Some(plan.time + AT_ONCE));
-        // The default of `-t` stays in such a plan.
+        // Such a plan keeps the default of `-t`.
         plan.bytes = Some(10_000_000);
         assert_eq!(patience(&plan), None);
     }

@@ -5,23 +5,23 @@ use std::time::Duration;
 use clap::Parser;
 
 use super::datagrams;
-use crate::ends::Way;
+use crate::ends::CarrierOptions;
 use crate::out::Failure;
 use crate::units;
 
-/// Default of `-p`, as of iperf3.
+/// Default of `-p`, as in iperf3.
 const DEFAULT_PORT: u16 = 5201;
-/// Most streams of a test.
+/// Maximum number of streams of a test.
 pub(super) const MAX_STREAMS: u16 = 128;
 /// Default of `-l` for streams.
 const DEFAULT_LENGTH: u64 = 128 << 10;
-/// Longest write.
+/// Maximum length of a write, in bytes.
 pub(super) const MAX_LENGTH: u64 = 1 << 20;
 
-/// Measure the throughput of streams to another node, as iperf3(1) does over TCP, or with -u the
-/// losses and the jitter of datagrams
+/// Measure the throughput of streams to another node, like iperf3(1) over TCP, or with -u, losses
+/// and jitter of datagrams
 ///
-/// Exit code: 0 when the test was done, 1 when it broke off, 2 when esperf could not run.
+/// Exit code: 0 if the test was completed, 1 if it was broken off, 2 if esperf could not run.
 #[derive(Debug, Parser)]
 #[command(name = "esperf", version = crate::version::version())]
 #[command(override_usage = "esperf -s [OPTIONS]\n       esperf -c NODE [OPTIONS]")]
@@ -34,8 +34,8 @@ pub(super) struct Flags {
         conflicts_with = "client"
     )]
     pub(super) server: bool,
-    /// Run a test with the server at NODE: a MAC address, a name of /etc/ethers, or NAME.esp, over
-    /// raw Ethernet; an IP address or another name, with @PORT behind it for another UDP port than
+    /// Run a test with the server at NODE: a MAC address, a name in /etc/ethers, or NAME.esp, over
+    /// raw Ethernet; or an IP address or another name, followed by @PORT for a UDP port other than
     /// 2805, over UDP and without a daemon
     #[arg(short, long, value_name = "NODE")]
     pub(super) client: Option<String>,
@@ -46,24 +46,24 @@ pub(super) struct Flags {
     /// Time between two reports
     #[arg(short, long, value_name = "SECS", value_parser = units::pause, default_value = "1")]
     pub(super) interval: Duration,
-    /// One JSON object at the end, with the names of iperf3
+    /// Print one JSON object at the end, with the names of iperf3
     #[arg(short = 'J', long)]
     pub(super) json: bool,
     /// Serve one test and exit
     #[arg(short = '1', long, requires = "server")]
     pub(super) one_off: bool,
-    /// Time to send
+    /// Time for which data is sent
     #[arg(short, long, value_name = "SECS", value_parser = units::pause, default_value = "10")]
     #[arg(conflicts_with = "server")]
     pub(super) time: Duration,
-    /// Bytes to send, over all streams, instead of a time
+    /// Total number of bytes to send over all streams, instead of a time
     #[arg(short = 'n', long, value_name = "BYTES", value_parser = units::bytes)]
     #[arg(conflicts_with_all = ["time", "server"])]
     pub(super) bytes: Option<u64>,
-    /// Datagrams (EDP) instead of streams: counts losses, and measures the jitter
+    /// Use datagrams (EDP) instead of streams: count losses, and measure the jitter
     #[arg(short = 'u', long = "udp", conflicts_with = "server")]
     pub(super) datagrams: bool,
-    /// With -u, bits per second of each sender; 0: as fast as possible
+    /// With -u, bits per second of each sender; 0 for as fast as possible
     #[arg(short, long, value_name = "RATE", value_parser = bit_rate, default_value = "1mbit")]
     #[arg(conflicts_with = "server", requires = "datagrams")]
     pub(super) bitrate: u64,
@@ -72,15 +72,15 @@ pub(super) struct Flags {
     #[arg(value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_STREAMS)))]
     #[arg(conflicts_with = "server")]
     pub(super) parallel: u16,
-    /// The server sends
+    /// Let the server send
     #[arg(short = 'R', long, conflicts_with = "server")]
     pub(super) reverse: bool,
-    /// Bytes of each write and read, or of each datagram [default: 128KiB, or the longest datagram]
+    /// Bytes per write and read, or per datagram [default: 128KiB, or the maximum of datagrams]
     #[arg(short, long, value_name = "BYTES", value_parser = units::bytes)]
     #[arg(conflicts_with = "server")]
     pub(super) length: Option<u64>,
     #[command(flatten)]
-    pub(super) way: Way,
+    pub(super) carrier: CarrierOptions,
 }
 
 /// A test, as the client describes it to the server.
@@ -89,15 +89,15 @@ pub(super) struct Plan {
     pub(super) streams: u16,
     pub(super) length: u64,
     pub(super) reverse: bool,
-    /// Time to send, unless `bytes` says how many.
+    /// Time for which data is sent, unless `bytes` is set.
     pub(super) time: Duration,
     pub(super) bytes: Option<u64>,
-    /// Bits per second of each sender of datagrams, 0 without a limit; `None`: streams.
+    /// Bits per second of each sender of datagrams, 0 without a limit; `None` for streams.
     #[serde(default)]
     pub(super) datagrams: Option<u64>,
 }
 
-/// Parses bits per second; 0: no limit.
+/// Parses bits per second; 0 means no limit.
 fn bit_rate(text: &str) -> Result<u64, String> {
     if text == "0" {
         Ok(0)
@@ -107,7 +107,7 @@ fn bit_rate(text: &str) -> Result<u64, String> {
 }
 
 impl Plan {
-    /// Checks the values, which a peer may have sent.
+    /// Checks the values, which may be a peer's.
     pub(super) fn check(&self) -> Result<(), String> {
         if !(1..=MAX_LENGTH).contains(&self.length) {
             return Err(format!(
@@ -136,7 +136,7 @@ impl Plan {
 }
 
 impl Flags {
-    /// Returns the test of a client; `longest` is the longest datagram.
+    /// Returns the test of a client. `longest` is the maximum length of a datagram.
     pub(super) fn plan(&self, longest: Option<usize>) -> Result<Plan, Failure> {
         let longest = longest.map(|longest| longest as u64);
         let plan = Plan {
@@ -150,7 +150,7 @@ impl Flags {
         plan.check().map_err(Failure::new)?;
         if let Some(longest) = longest.filter(|longest| plan.length > *longest) {
             return Err(Failure::new(format!(
-                "invalid length {} for -l: a datagram on this way has at most {longest} bytes",
+                "invalid length {} for -l: a datagram on this path has at most {longest} bytes",
                 plan.length
             )));
         }

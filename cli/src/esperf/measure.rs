@@ -1,4 +1,4 @@
-//! One side of a test: threads send or receive, the caller's reports.
+//! Runs one side of a test: several threads send or receive, and the caller's thread reports.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,10 +11,10 @@ use nix::sys::time::TimeVal;
 
 use super::control::{Cpu, Datagrams, Results};
 use super::flags::Plan;
-use crate::out::{Doing, Failure};
+use crate::out::{Context, Failure};
 use crate::signal::Interrupt;
 
-/// Period at which the reporting thread looks for the end of the others.
+/// Interval at which the reporting thread checks whether the others have ended.
 const STEP: Duration = Duration::from_millis(10);
 
 /// State shared by the threads of a test.
@@ -23,10 +23,11 @@ pub(super) struct Shared {
     bytes: Vec<AtomicU64>,
     /// Datagrams of each sender or receiver; none for streams.
     datagrams: Vec<Counts>,
-    /// Bytes that may still be sent.
+    /// Number of bytes that may still be sent.
     left: AtomicU64,
     stop: AtomicBool,
-    /// Time of the sender's end, of datagrams, which are received for a while after it.
+    /// Time of the sender's end if datagrams are measured, which are received for a short time
+    /// after it.
     ended: OnceLock<Instant>,
 }
 
@@ -71,12 +72,12 @@ impl Shared {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Notes that the sender has ended.
+    /// Records that the sender has ended.
     pub(super) fn end(&self) {
         let _ = self.ended.set(Instant::now()); // the first time counts
     }
 
-    /// Returns the time of sending since the start.
+    /// Returns the time since the start, without that after the sender's end.
     fn elapsed(&self, start: Instant) -> Duration {
         match self.ended.get() {
             Some(ended) => ended.saturating_duration_since(start),
@@ -84,7 +85,8 @@ impl Shared {
         }
     }
 
-    /// Takes up to this many bytes of those that are to be sent; returns 0 at the end of the test.
+    /// Takes up to this number of the bytes that remain to be sent; returns 0 at the end of the
+    /// test.
     pub(super) fn take(&self, want: u64) -> u64 {
         if self.is_over() {
             return 0;
@@ -108,7 +110,7 @@ impl Shared {
     }
 }
 
-/// Bytes of each stream in a time.
+/// Bytes of each stream in an interval.
 #[derive(Default)]
 pub(super) struct Interval {
     pub(super) from: f64,
@@ -120,10 +122,11 @@ pub(super) struct Interval {
     pub(super) datagrams: Vec<Datagrams>,
 }
 
-/// State of a connection: `None` where its node does not know it, as over UDP without a daemon.
+/// State of a connection; `None` for values that its node does not know, as over UDP without a
+/// daemon.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Link {
-    /// Packets sent again, since its beginning or, in an interval, since the last one.
+    /// Retransmitted packets since the beginning, or in an interval, since the previous one.
     pub(super) retransmits: Option<u64>,
     /// Congestion window in bytes.
     pub(super) cwnd: Option<u64>,
@@ -177,7 +180,7 @@ pub(super) fn measure(
     shared.stop();
     let now = links();
     let rest = last.next(&shared, start, now.clone());
-    // Less than a tenth of an interval is a rounding of its end.
+    // A remainder of less than a tenth of an interval is due to rounding.
     if rest.to - rest.from > interval.as_secs_f64() / 10.0 {
         report(&rest)?;
     }
@@ -243,7 +246,7 @@ impl Taken {
         let since = packets.iter().zip(&self.datagrams);
         let datagrams = since.map(|(now, last)| Datagrams {
             packets: now.packets.saturating_sub(last.packets),
-            // A late datagram takes back a loss of an earlier interval.
+            // A late datagram may cancel a loss of an earlier interval.
             lost: now.lost.saturating_sub(last.lost),
             out_of_order: now.out_of_order.saturating_sub(last.out_of_order),
             jitter_ms: now.jitter_ms,
@@ -261,7 +264,7 @@ impl Taken {
     }
 }
 
-/// Returns the time that this process has computed, in seconds.
+/// Returns the CPU time of this process, in seconds.
 fn cpu_time() -> Cpu {
     let seconds = |time: TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
     getrusage(UsageWho::RUSAGE_SELF).map_or_else(

@@ -1,6 +1,6 @@
 //! `esperf`: throughput of streams with the command line and the reports of iperf3(1).
 //!
-//! `flags` is the command line; `client` and `server` agree on a test by the messages of `control`;
+//! `flags` is the command line; `client` and `server` agree on a test by messages of `control`;
 //! `measure` reports while `streams` or `datagrams` send or receive; `report` prints.
 
 mod client;
@@ -16,7 +16,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 
-use crate::out::{self, Doing, Failure, Verdict};
+use crate::out::{self, Context, Failure, Verdict};
 use crate::signal::Interrupt;
 use flags::Flags;
 

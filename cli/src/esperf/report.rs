@@ -21,14 +21,14 @@ pub(super) struct Side {
     pub(super) json: bool,
 }
 
-/// The report, while a test runs.
+/// The report of a running test.
 pub(super) struct Report {
     side: Side,
     start: Value,
     intervals: Vec<Value>,
 }
 
-/// Bytes in a time.
+/// Number of bytes in an interval.
 #[derive(Clone, Copy)]
 struct Flow {
     from: f64,
@@ -68,7 +68,7 @@ impl Flow {
 }
 
 impl Report {
-    /// Begins with the connections. `server` is the node and port that a client named.
+    /// Begins the report with the connections. `server` is the node and port that a client named.
     pub(super) fn start(
         side: Side,
         server: Option<(&str, u16)>,
@@ -184,7 +184,7 @@ impl Report {
         value
     }
 
-    /// Returns the columns behind the rate.
+    /// Returns the columns after the rate.
     fn columns(&self, row: &Row) -> String {
         if let Some(datagrams) = &row.datagrams {
             return datagrams.columns(self.side.sends);
@@ -198,7 +198,7 @@ impl Report {
         format!(" {retransmits:>6} {cwnd:>9}")
     }
 
-    /// Reports the totals of both sides; `None`: the test broke off.
+    /// Reports the totals of both sides. `theirs` is `None` if the test was broken off.
     pub(super) fn end(&self, own: &Results, theirs: Option<&Results>) -> Result<(), Failure> {
         let (sent, received) = match self.side.sends {
             true => (Some(own), theirs),
@@ -265,7 +265,7 @@ impl Report {
             for (number, (row, stream)) in (1..).zip(rows.iter().zip(&mut streams)) {
                 let mut value = value(row);
                 set(&mut value, "socket", json!(number));
-                // As iperf3, which has one object for both sides of a flow of datagrams.
+                // Like iperf3, which has one object for both sides of a flow of datagrams.
                 if row.datagrams.is_some() {
                     set(stream, "udp", value.clone());
                 }
@@ -297,7 +297,7 @@ impl Report {
 struct Row {
     flow: Flow,
     link: Link,
-    /// None for streams.
+    /// `None` for streams.
     datagrams: Option<Datagrams>,
 }
 
@@ -316,7 +316,7 @@ fn rows(interval: &Interval) -> Vec<Row> {
 }
 
 impl Row {
-    /// Returns the sum of rows of one time.
+    /// Returns the sum of rows that cover the same time.
     fn sum(rows: &[Row]) -> Row {
         let first = rows.first().map(|row| row.flow);
         let bytes = rows.iter().map(|row| row.flow.bytes);
@@ -348,7 +348,7 @@ impl Row {
 
 impl Report {
     /// Returns the totals of a side. With the sender's numbers, datagrams that were lost after the
-    /// last one received count, too.
+    /// last received one are counted, too.
     fn totals(&self, results: &Results, sent: Option<&Results>) -> Vec<Row> {
         let row = |(index, bytes): (usize, &u64)| {
             let mut datagrams = results.datagrams.get(index).copied();
@@ -369,14 +369,14 @@ impl Report {
                 datagrams,
             }
         };
-        // A peer may have sent results of more streams than there are.
+        // A peer may have sent results for more streams than there are.
         let streams = usize::from(self.side.plan.streams);
         let bytes = results.bytes.iter().take(streams);
         bytes.enumerate().map(row).collect()
     }
 }
 
-/// Returns the columns behind the rate of a total.
+/// Returns the columns after the rate of a total.
 fn end_columns(row: &Row, sends: bool) -> String {
     match &row.datagrams {
         Some(datagrams) => datagrams.columns(sends),
@@ -398,7 +398,7 @@ impl Datagrams {
         }
     }
 
-    /// Returns the number of datagrams sent, as far as a receiver knows.
+    /// Returns the number of datagrams that were sent, as known to the receiver.
     fn all(&self) -> u64 {
         self.packets.saturating_add(self.lost)
     }
@@ -437,7 +437,7 @@ impl Datagrams {
     }
 }
 
-/// Returns the own address and the peer's of each stream.
+/// Returns the local and the peer's address of each stream.
 pub(super) fn addresses(streams: &[Arc<EspStream>]) -> Vec<(EspAddr, EspAddr)> {
     let of = |stream: &Arc<EspStream>| (stream.local_addr(), stream.peer_addr());
     streams.iter().map(of).collect()
@@ -528,7 +528,7 @@ mod tests {
             ..Results::default()
         };
         let sent = results(vec![of(100, 0, 0.0), of(50, 0, 0.0)]);
-        // The last one of the first stream was lost, which its receiver cannot know.
+        // The last datagram of the first stream was lost, which its receiver cannot detect.
         let received = results(vec![of(95, 4, 0.5), of(50, 0, 1.5)]);
         let rows = report(Some(0)).totals(&received, Some(&sent));
         assert_eq!(

@@ -1,4 +1,4 @@
-//! The server: runs one test after the other.
+//! The server: runs tests one after the other.
 
 use std::io;
 use std::sync::Arc;
@@ -12,19 +12,19 @@ use super::flags::{Flags, Plan};
 use super::measure::measure;
 use super::report::{Report, Side, addresses};
 use super::streams;
-use crate::out::{self, Doing, Failure, Verdict};
+use crate::out::{self, Context, Failure, Verdict};
 use crate::signal::Interrupt;
 
-/// Longest wait for a connection between two looks for signals.
-const LOOK: Duration = Duration::from_millis(100);
-/// Maximum wait for the first line of a stream. A silent one holds up the others for this long.
+/// Interval between checks for signals.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Maximum wait for the first line of a stream. A silent stream delays the others by this time.
 const FIRST_LINE: Duration = Duration::from_secs(2);
 
-/// Serves tests until a signal, or one test.
+/// Serves tests until a signal arrives, or a single test.
 pub(super) fn run(flags: &Flags, interrupt: &Interrupt) -> Result<Verdict, Failure> {
-    let client = flags.way.serve()?;
+    let client = flags.carrier.serve()?;
     let mut builder = EspListener::builder();
-    if let Some(interface) = &flags.way.interface {
+    if let Some(interface) = &flags.carrier.interface {
         builder = builder.interface(interface);
     }
     let listener = builder.bind_at(&client, flags.port);
@@ -53,7 +53,7 @@ pub(super) fn run(flags: &Flags, interrupt: &Interrupt) -> Result<Verdict, Failu
                 ),
                 Err(why) => send(&control, &Reply::Refused(why)),
             },
-            // A stream of a test that broke off.
+            // A stream of a test that was broken off.
             Ok(Hello::Data { .. }) => continue,
             Err(error) => Err(error),
         };
@@ -70,9 +70,9 @@ pub(super) fn run(flags: &Flags, interrupt: &Interrupt) -> Result<Verdict, Failu
     Ok(Verdict::Done)
 }
 
-/// Returns a connection, or `None` after a while without any.
+/// Returns a connection; `None` after [`POLL_INTERVAL`] without one.
 fn accept(listener: &EspListener) -> Result<Option<EspStream>, Failure> {
-    match listener.accept_timeout(LOOK) {
+    match listener.accept_timeout(POLL_INTERVAL) {
         Ok((stream, _)) => Ok(Some(stream)),
         Err(error) if error.kind() == io::ErrorKind::TimedOut => Ok(None),
         Err(error) => Err(error).doing("accepting"),
@@ -130,7 +130,8 @@ fn serve(
     report.end(&own, Some(&theirs))
 }
 
-/// Binds the sockets of a test of datagrams, and sends their ports; or returns why that cannot be.
+/// Binds the sockets of a test of datagrams, and sends their ports; or returns the reason why that
+/// is impossible.
 fn prepare(
     client: &Client,
     plan: &Plan,
@@ -143,7 +144,7 @@ fn prepare(
         Ok(flows) => flows,
         Err(error) => return Ok(Err(error.to_string())),
     };
-    let longest = flows.longest();
+    let longest = flows.max_payload();
     if plan.length > longest as u64 {
         return Ok(Err(format!(
             "invalid length {} for -l: a datagram has at most {longest} bytes on {interface} there",

@@ -1,4 +1,4 @@
-//! The streams of a test: a thread for each sends or receives.
+//! The streams of a test: a thread for each stream sends or receives.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -10,8 +10,8 @@ use esp_client::{Client, EspStream};
 use super::flags::Plan;
 use super::measure::{Link, Shared, Task, Work};
 
-/// Time after which a write that does not proceed looks whether the test is over.
-const LOOK: Duration = Duration::from_millis(200);
+/// Interval at which a write without progress checks whether the test has ended.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Returns the work of a side.
 pub(super) fn work<'a>(
@@ -36,10 +36,10 @@ pub(super) fn work<'a>(
     }
 }
 
-/// Writes until the time is over or the bytes are sent, and ends the direction.
+/// Writes until the time has passed or the bytes are sent, and ends the direction.
 fn send(mut stream: &EspStream, length: usize, shared: &Shared, index: usize) -> io::Result<()> {
     let block = vec![0x5a; length];
-    stream.set_write_timeout(Some(LOOK))?;
+    stream.set_write_timeout(Some(POLL_INTERVAL))?;
     loop {
         let share = shared.take(length as u64);
         if share == 0 {

@@ -7,15 +7,15 @@ use esp_client::{MacAddr, NodeAddr, NodeInfo};
 
 use super::report::{Found, Report};
 use super::wire::{Answer, Wire};
-use crate::out::{self, Doing, Failure, Verdict, printable};
+use crate::out::{self, Context, Failure, Verdict, printable};
 use crate::signal::Interrupt;
 
-/// Maximum wait on one interface while others are polled, too.
+/// Maximum wait on one interface while others must be polled, too.
 const POLL: Duration = Duration::from_millis(1);
-/// Maximum number of different answers that are kept.
+/// Maximum number of different answers.
 const MAX_ANSWERS: usize = 1 << 14;
 
-/// Requests of a search for nodes, and their times.
+/// Number and times of the requests of a search for nodes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ask {
     /// Number of requests on every wire.
@@ -24,7 +24,7 @@ pub(crate) struct Ask {
     pub(crate) interval: Duration,
     /// Wait after the last one.
     pub(crate) wait: Duration,
-    /// Asks this node's own interfaces, too, which a broadcast does not reach.
+    /// Send requests to this node's own interfaces, too, which a broadcast does not reach.
     pub(crate) own: bool,
 }
 
@@ -84,7 +84,7 @@ pub(crate) fn find(
             let own = ask.own.then(|| wire.addr());
             for dst in std::iter::once(all).chain(own) {
                 wire.info(dst, sequence)
-                    .doing(format_args!("asking on {}", wire.interface()))?;
+                    .doing(format_args!("sending on {}", wire.interface()))?;
             }
         }
         let time = if request + 1 == ask.requests {
@@ -93,7 +93,7 @@ pub(crate) fn find(
             ask.interval
         };
         listen(wires, &asked, time, interrupt, |node| {
-            // Two daemons may have one address.
+            // Two daemons may have the same address.
             let info = (node.info.name.clone(), node.info.incarnation);
             let key = (node.interface.clone(), node.addr, info);
             if known.len() < MAX_ANSWERS && known.insert(key) {
@@ -107,13 +107,13 @@ pub(crate) fn find(
     }
     if known.len() == MAX_ANSWERS {
         out::note(format_args!(
-            "esping: more than {MAX_ANSWERS} different answers: the rest is left out"
+            "esping: more than {MAX_ANSWERS} different answers; ignoring the rest"
         ));
     }
     Ok(())
 }
 
-/// Receives answers for this long. `asked` contains the time of the last request on each wire.
+/// Receives answers for this time. `asked` contains the time of the last request on each wire.
 fn listen(
     wires: &mut [impl Wire],
     asked: &[u64],
@@ -214,7 +214,7 @@ mod tests {
     fn each_node_is_listed_once() -> Result<(), Failure> {
         let wire = Fake::new(1488, |dst, number, _| {
             assert_eq!(dst, MacAddr::BROADCAST);
-            // The second node answers the last request only.
+            // The second node answers only the last request.
             let answers = if number == 3 { 2 } else { 1 };
             [(30, node(1, "a\x1b[2J")), (40, node(2, "b"))]
                 .into_iter()

@@ -11,14 +11,14 @@ use super::flags::Target;
 use super::report::{Ignored, Report, Streams};
 use super::survey::{self, Doubled};
 use super::wire::{Answer, Arrival, STREAM_WAIT, Wire};
-use crate::out::{Doing, Failure, Verdict};
+use crate::out::{Context, Failure, Verdict};
 use crate::signal::Interrupt;
 use run::Run;
 pub(crate) use run::body;
 
 /// Interval between two checks for Ctrl-C, in nanoseconds.
 const CHECK: u64 = 50_000_000;
-/// Maximum wait on one wire while others are polled, too, in nanoseconds.
+/// Maximum wait on one wire while others must be polled, too, in nanoseconds.
 const POLL: u64 = 1_000_000;
 
 /// Parameters of echo requests.
@@ -31,7 +31,7 @@ pub(super) struct Echo {
     pub(super) wait: Duration,
     /// Report a request without an answer before the next one is sent.
     pub(super) outstanding: bool,
-    /// Report answers to no request of this run.
+    /// Report answers that match no request of this run.
     pub(super) verbose: bool,
 }
 
@@ -40,12 +40,12 @@ pub(super) struct Echo {
 pub(super) struct Pace {
     /// Time between two requests.
     pub(super) interval: Duration,
-    /// Send the next request once one is answered, this long after it at the earliest; after
-    /// `interval` without an answer.
+    /// Send the next request when one is answered, but not earlier than this time after it; without
+    /// an answer, after `interval`.
     pub(super) after_answer: Option<Duration>,
 }
 
-/// Target, and the index of the wire that reaches it.
+/// A target, and the index of the wire that reaches it.
 pub(super) type Route = (Target, usize);
 
 /// Sends requests to all targets until the count, the deadline or Ctrl-C.
@@ -69,7 +69,7 @@ pub(super) fn run(
     let end = echo.deadline.map(|d| start.saturating_add(nanos(d)));
     let end = end.unwrap_or(u64::MAX);
     let ended = exchange(wires, &mut runs, end, echo, interrupt, report);
-    // What was measured is shown, too, when the daemon has gone away.
+    // The results are shown even if the daemon has gone away.
     let took = now(wires).saturating_sub(start);
     let mut fine = true;
     for (run, index) in runs {
@@ -89,8 +89,8 @@ pub(super) fn run(
     Ok(if fine { Verdict::Done } else { Verdict::Partly })
 }
 
-/// Looks for other nodes with the target's address, tries packets of streams, too, and reports what
-/// is wrong. Returns true if nothing is.
+/// Searches for other nodes with the target's address, tests packets of streams, and reports
+/// faults. Returns true if there are none.
 pub(super) fn streams(
     wire: &mut impl Wire,
     target: &Target,
@@ -101,7 +101,7 @@ pub(super) fn streams(
     if let Some(doubled) = Doubled::of(target, &neighbours) {
         report.show(&doubled)?;
     }
-    // A node from which nothing came back is probably not there.
+    // A node that has not answered at all is probably not there.
     let wait = if datagrams {
         STREAM_WAIT
     } else {
@@ -167,7 +167,7 @@ fn check_size(wire: &impl Wire, size: usize) -> Result<(), Failure> {
     )))
 }
 
-/// Hands an answer to the run of its sender.
+/// Passes an answer to the run of its sender.
 fn take<'a, 'b: 'a>(
     mut runs: impl Iterator<Item = &'a mut Run<'b>>,
     arrival: &Arrival,

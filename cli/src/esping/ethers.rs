@@ -1,7 +1,7 @@
 //! `--discover --ethers`: lines of /etc/ethers for the nodes that answer.
 //!
-//! Nothing that a node announces is authenticated, so only names without contradiction become
-//! lines, and lines that a file has already are never changed.
+//! The announcements of nodes are not authenticated, so only names without contradiction become
+//! lines, and existing lines of a file are never changed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File, Metadata, Permissions};
@@ -13,15 +13,15 @@ use esp_client::{MacAddr, NodeAddr};
 
 use super::discover::{Ask, Node, find};
 use super::wire::Wire;
-use crate::out::{self, Doing, Failure, Verdict, printable};
+use crate::out::{self, Context, Failure, Verdict, printable};
 use crate::signal::Interrupt;
 
-/// Maximum length of a file to merge with, in bytes: that of the lookup of names.
+/// Maximum length of a file to merge with, in bytes; the limit of the lookup of names.
 const MAX_FILE: u64 = 1 << 20;
 /// Permissions of a new file.
 const MODE: u32 = 0o644;
 
-/// Prints the lines, or adds them to this file; prints what was left out to standard error.
+/// Prints the lines, or adds them to this file; prints problems to standard error.
 pub(super) fn run(
     wires: &mut [impl Wire],
     ask: &Ask,
@@ -49,7 +49,7 @@ pub(super) fn run(
         Some(file) => {
             let (added, kept) = update(file, &mut table)?;
             out::line(format_args!(
-                "{}: {added} lines added, {kept} were there",
+                "{}: {added} lines added, {kept} already present",
                 file.display()
             ))?;
         }
@@ -67,29 +67,29 @@ pub(super) fn run(
     })
 }
 
-/// An address with a name, as heard.
+/// An address with a name, as announced.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Claim {
-    /// Interface of this node; first in the order, so that a peer's line does not depend on
-    /// the time of its answers.
+    /// Interface of this node. It is compared first, so that a peer's line does not depend on the
+    /// time of its answers.
     interface: String,
     mac: MacAddr,
     incarnation: u64,
     name: String,
 }
 
-/// Everything that nodes have announced.
+/// All announcements of nodes.
 #[derive(Default)]
 struct Heard(BTreeSet<Claim>);
 
-/// The lines, and what became none.
+/// The lines, and the reasons for answers that have none.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Table {
     /// Names and addresses, in the order of the names.
     lines: Vec<(String, MacAddr)>,
-    /// Answers left out because of a contradiction or an invalid name.
+    /// Answers without a line because of a contradiction or an invalid name.
     problems: Vec<String>,
-    /// Answers left out because the format has no field for them.
+    /// Answers without a line because the format has no field for them.
     remarks: Vec<String>,
 }
 
@@ -131,7 +131,7 @@ impl Heard {
 }
 
 impl Table {
-    /// Adds the line of a name, or the reason that it has none.
+    /// Adds the line of a name, or the reason why it has none.
     fn add(&mut self, claims: &[&Claim]) {
         let Some(first) = claims.first() else {
             return;
@@ -165,7 +165,8 @@ fn listed(addresses: &[MacAddr]) -> String {
     texts.join(" and ")
 }
 
-/// Returns why an address that announces these names has no line; `None`: it may have one.
+/// Returns the reason why an address that announces these names has no line; `None` if it may have
+/// one.
 fn address_problem(mac: MacAddr, names: &BTreeSet<&str>) -> Option<String> {
     let quoted: Vec<_> = names
         .iter()
@@ -182,13 +183,13 @@ fn address_problem(mac: MacAddr, names: &BTreeSet<&str>) -> Option<String> {
         )),
         _ => Some(format!(
             "conflict: {mac} announces the names {}: two nodes have this address, or one was \
-             renamed meanwhile",
+             renamed in the meantime",
             quoted.join(" and ")
         )),
     }
 }
 
-/// Returns true for a host name of RFC 1123 that cannot be taken for an IP address.
+/// Returns true for a host name according to RFC 1123 that cannot be confused with an IP address.
 fn is_host_name(name: &str) -> bool {
     let is_label = |label: &str| {
         let allowed = label
@@ -202,22 +203,23 @@ fn is_host_name(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(is_label) && !is_number
 }
 
-/// Returns the key by which `node2` is before `node10`.
+/// Returns the sort key, with which `node2` precedes `node10`.
 fn order(name: &str) -> (&str, usize, &str) {
     let head = name.trim_end_matches(|c: char| c.is_ascii_digit());
     let number = name.get(head.len()..).unwrap_or_default();
     (head, number.len(), number)
 }
 
-/// Adds the lines to the file. Returns the number of lines that were added and that it had.
+/// Adds the lines to the file. Returns the number of lines that were added, and that were already
+/// present.
 fn update(file: &Path, table: &mut Table) -> Result<(usize, usize), Failure> {
     let doing = || format!("cannot read {}", file.display());
-    // A link is followed, so that the file it leads to is replaced.
+    // A symbolic link is followed, so that its target is replaced.
     let (path, old) = match fs::canonicalize(file) {
         Ok(path) => {
             let metadata = fs::metadata(&path).doing(doing())?;
             if !metadata.is_file() {
-                let not = "is not a regular file: name another";
+                let not = "is not a regular file: name another file";
                 return Err(Failure::new(format_args!("{} {not}", file.display())));
             }
             (path, Some(metadata))
@@ -253,7 +255,7 @@ fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// A file with the lines added to it.
+/// The text of a file with the lines added.
 struct Merged {
     text: Vec<u8>,
     added: usize,
@@ -261,10 +263,10 @@ struct Merged {
     problems: Vec<String>,
 }
 
-/// Appends the lines that the file does not have and that do not contradict it. Its own lines stay
-/// as they are, whatever they hold.
+/// Appends the lines that are not in the file and do not contradict it. Existing lines stay
+/// unchanged, even invalid ones.
 fn merge(text: &[u8], lines: &[(String, MacAddr)], file: &Path) -> Merged {
-    // For lookups the first line of a name or an address counts.
+    // In lookups, the first line of a name or an address counts.
     let mut by_name: HashMap<String, (usize, Option<MacAddr>)> = HashMap::new();
     let mut by_addr: HashMap<MacAddr, (usize, String)> = HashMap::new();
     for (number, line) in (1..).zip(text.split(|&b| b == b'\n')) {
@@ -299,7 +301,7 @@ fn merge(text: &[u8], lines: &[(String, MacAddr)], file: &Path) -> Merged {
             (Some((_, Some(found))), _) if found == mac => continue,
             (Some((number, Some(found))), _) => {
                 format!(
-                    "{} has `{name}` at {found}, it is announced by {mac}",
+                    "{} has `{name}` at {found}, but {mac} announces it",
                     at(*number)
                 )
             }
@@ -308,7 +310,7 @@ fn merge(text: &[u8], lines: &[(String, MacAddr)], file: &Path) -> Merged {
             }
             (None, Some((number, found))) => {
                 format!(
-                    "{} names {mac} `{found}`, it announces `{name}`",
+                    "{} names {mac} `{found}`, but it announces `{name}`",
                     at(*number)
                 )
             }
@@ -325,7 +327,7 @@ fn merge(text: &[u8], lines: &[(String, MacAddr)], file: &Path) -> Merged {
     merged
 }
 
-/// Replaces the file at once; it keeps its owner and permissions.
+/// Replaces the file atomically; the new one has the owner and permissions of the old one.
 fn replace(path: &Path, text: &[u8], old: Option<&Metadata>) -> io::Result<()> {
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,

@@ -11,45 +11,45 @@ use crate::ends::{Carrier, look_up};
 use crate::out::Failure;
 use crate::units;
 
-/// Ask nodes for an echo over raw Ethernet or UDP (EDP), as ping(8) does over IP
+/// Send echo requests to nodes over raw Ethernet or UDP (EDP), like ping(8) over IP
 ///
-/// Exit code: 0 when every request was answered, 1 when some were not, 2 when esping could not run.
+/// Exit code: 0 if every request was answered, 1 if some were not, 2 if esping could not run.
 #[derive(Debug, Parser)]
 #[command(name = "esping", version = crate::version::version())]
 pub(super) struct Flags {
-    /// MAC address, a name of /etc/ethers (or of the file $ESP_ETHERS names), or NAME.esp, the node
-    /// that announces NAME: over raw Ethernet. IPv4 address, IPv6 address in brackets or another
-    /// name: over UDP, to the daemon or, with @PORT behind it, a program. Several targets are asked
-    /// at a time
+    /// MAC address, a name in /etc/ethers (or in the file that $ESP_ETHERS names), or NAME.esp, the
+    /// node that announces NAME: over raw Ethernet. IPv4 address, IPv6 address in brackets or
+    /// another name: over UDP, to the daemon or, if followed by @PORT, to a program. Several
+    /// targets are probed concurrently
     #[arg(required_unless_present = "discover", value_name = "TARGET")]
     pub(super) targets: Vec<String>,
     /// Stop after COUNT requests to each target
     #[arg(short, long, value_name = "COUNT", value_parser = units::count)]
     pub(super) count: Option<u64>,
-    /// Time between requests [default: 1]; with 0 the next one is sent as soon as one is answered.
-    /// Less than 2 ms is for root only
+    /// Time between requests [default: 1]; with 0, the next one is sent as soon as one is answered.
+    /// Less than 2 ms is only for root
     #[arg(short, long, value_name = "SECS", value_parser = units::seconds)]
     pub(super) interval: Option<Duration>,
-    /// Flood: send as fast as answers arrive, or 100 times per second if that is more; draw a dot
-    /// for each request and remove it for each answer. Without -i, for root only
+    /// Flood: send as fast as answers arrive, but at least 100 times per second; draw a dot for
+    /// each request and remove it for each answer. Without -i, only for root
     #[arg(short, long, conflicts_with_all = ["adaptive", "mtu", "discover", "verbose"])]
     pub(super) flood: bool,
-    /// Adapt to the round trip: send the next request once one is answered, at most 500 per second
-    /// unless root, and after the interval without an answer
+    /// Adapt to the round trip: send the next request when one is answered, at most 500 per second
+    /// unless root, or after the interval without an answer
     #[arg(short = 'A', long, conflicts_with_all = ["mtu", "discover"])]
     pub(super) adaptive: bool,
     /// Bytes of data in a request [default: 56]
     #[arg(short, long, value_name = "BYTES", value_parser = units::bytes)]
     #[arg(conflicts_with_all = ["mtu", "discover"])]
     pub(super) size: Option<u64>,
-    /// Stop after SECS seconds, answered or not
+    /// Stop after SECS seconds, even without all answers
     #[arg(short = 'w', long, value_name = "SECS", value_parser = units::seconds)]
     #[arg(conflicts_with_all = ["mtu", "discover"])]
     pub(super) deadline: Option<Duration>,
-    /// Time to wait for an answer [default: 1]
+    /// Maximum wait for an answer [default: 1]
     #[arg(short = 'W', long = "timeout", value_name = "SECS", value_parser = units::seconds)]
     pub(super) wait: Option<Duration>,
-    /// Only the summary
+    /// Print only the summary
     #[arg(short, long)]
     pub(super) quiet: bool,
     /// Show the time before each line, in seconds since 1970
@@ -61,26 +61,26 @@ pub(super) struct Flags {
     /// Show addresses instead of names
     #[arg(short, long)]
     pub(super) numeric: bool,
-    /// Show answers that belong to no request of this run, too
+    /// Show answers that match no request of this run, too
     #[arg(short, long, conflicts_with_all = ["mtu", "discover"])]
     pub(super) verbose: bool,
     /// Interface to use [default: the one that reaches the target]
     #[arg(short = 'I', long, value_name = "IF")]
     pub(super) interface: Option<String>,
-    /// One JSON object per line
+    /// Print one JSON object per line
     #[arg(long)]
     pub(super) json: bool,
-    /// Find and verify the largest payload that passes
+    /// Find and verify the maximum payload that passes
     #[arg(long, conflicts_with = "discover")]
     pub(super) mtu: bool,
     /// List the daemons that answer a broadcast
     #[arg(long, conflicts_with = "targets")]
     pub(super) discover: bool,
-    /// With --discover: print lines for /etc/ethers, in the order of the names; names that
-    /// contradict each other or are no host names go to standard error, and the exit code is 1
+    /// With --discover: print lines for /etc/ethers, sorted by name; contradictory names and names
+    /// that are not host names are reported on standard error, and the exit code is 1
     #[arg(long, requires = "discover", conflicts_with_all = ["targets", "mtu", "json", "quiet"])]
     pub(super) ethers: bool,
-    /// Add the lines to FILE instead, and keep everything that is there
+    /// Add the lines to FILE instead, and keep its contents
     #[arg(long, value_name = "FILE", requires = "ethers")]
     pub(super) write: Option<PathBuf>,
     /// Carrier of the requests [default: that of the target's address]
@@ -88,16 +88,16 @@ pub(super) struct Flags {
     pub(super) carrier: Option<Carrier>,
 }
 
-/// Time between requests.
+/// Default time between requests.
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(1);
-/// Time to wait for an answer.
+/// Default maximum wait for an answer.
 pub(super) const DEFAULT_WAIT: Duration = Duration::from_secs(1);
-/// Shortest time between requests of users, as for ping(8).
-const LEAST_INTERVAL: Duration = Duration::from_millis(2);
+/// Minimum time between requests of users, as in ping(8).
+const MIN_INTERVAL: Duration = Duration::from_millis(2);
 /// Time after which a flood sends the next request without an answer.
 const FLOOD_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Node to ask.
+/// A node to probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
     /// The target as typed.
@@ -128,13 +128,13 @@ impl Flags {
     }
 
     fn target(&self, text: &str, hint: impl Fn(&str) -> Option<String>) -> Result<Target, Failure> {
-        // An IPv6 address has its own `%`, in brackets.
+        // An IPv6 address may contain a `%` itself, in brackets.
         let end = text.find(']').unwrap_or(0);
-        let (name, behind) = match text.get(end..).and_then(|rest| rest.split_once('%')) {
-            Some((rest, behind)) => (&text[..end + rest.len()], Some(behind.to_owned())),
+        let (name, after) = match text.get(end..).and_then(|rest| rest.split_once('%')) {
+            Some((rest, after)) => (&text[..end + rest.len()], Some(after.to_owned())),
             None => (text, None),
         };
-        let interface = self.interface.clone().or(behind);
+        let interface = self.interface.clone().or(after);
         if let Some(node) = before_port(name) {
             return Err(Failure::new(format_args!(
                 "{text} has a port: esping asks a node, not a program; write {node}"
@@ -156,7 +156,7 @@ impl Flags {
     /// Returns the times of the requests, for root or another user.
     pub(super) fn pace(&self, is_root: bool) -> Result<Pace, Failure> {
         let wait = self.wait.unwrap_or(DEFAULT_WAIT);
-        if let Some(interval) = self.interval.filter(|time| *time < LEAST_INTERVAL)
+        if let Some(interval) = self.interval.filter(|time| *time < MIN_INTERVAL)
             && !is_root
         {
             return Err(Failure::new(format_args!(
@@ -171,7 +171,7 @@ impl Flags {
         Ok(match (self.flood, self.interval) {
             (true, None) if !is_root => {
                 return Err(Failure::new(
-                    "-f without an interval is for root: add -i 2ms, or more",
+                    "-f without an interval is only for root: add -i 2ms, or more",
                 ));
             }
             (true, None) => pace(FLOOD_INTERVAL, Some(Duration::ZERO)),
@@ -180,7 +180,7 @@ impl Flags {
                 let least = if is_root {
                     Duration::ZERO
                 } else {
-                    LEAST_INTERVAL
+                    MIN_INTERVAL
                 };
                 let after_answer = self.adaptive.then_some(least);
                 pace(interval.unwrap_or(DEFAULT_INTERVAL), after_answer)
@@ -189,8 +189,7 @@ impl Flags {
     }
 }
 
-/// Returns the node of `NODE:PORT`, which streams have as an address; `None` if this is no such
-/// text.
+/// Returns the node in `NODE:PORT`, which is an address of a stream; `None` for other texts.
 fn before_port(name: &str) -> Option<&str> {
     let (node, port) = name.rsplit_once(':')?;
     let is_port = port.parse::<u16>().is_ok_and(|port| port > 0);

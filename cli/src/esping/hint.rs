@@ -1,4 +1,4 @@
-//! Hints for a name that is unknown: a known one that is similar, or a node that has this name.
+//! Hints for an unknown name: a similar known name, or a node that announces this name.
 
 use std::time::Duration;
 
@@ -9,16 +9,16 @@ use super::wire::Datagrams;
 use crate::names::Names;
 use crate::suggest::closest;
 
-/// Time to wait for answers to a broadcast.
+/// Maximum wait for answers to a broadcast.
 const WAIT: Duration = Duration::from_millis(250);
 
-/// Returns what the user may have meant by a name. Where no known name is similar, the nodes of the
-/// segment are asked for theirs.
+/// Returns a hint to the name that the user may have meant. If no known name is similar, searches
+/// the names that the nodes of the segment announce.
 pub(crate) fn of(name: &str, names: &Names) -> Option<String> {
     if let Some(known) = closest(name, names.all()) {
         return Some(format!("did you mean `{known}`?"));
     }
-    // Without a daemon there is no hint: the error is about the name.
+    // Without a daemon, there is no hint; the caller's error about the name suffices.
     let mut wires = Datagrams::everywhere(None).ok()?;
     let found = discover::names(&mut wires, WAIT).ok()?;
     discovered(name, &found)

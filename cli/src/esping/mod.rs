@@ -1,8 +1,8 @@
 //! `esping`: EDP echo with the command line of ping(8).
 //!
 //! `flags` is the command line; `echo`, `mtu`, `discover` and `ethers` run it over a `wire` (a
-//! datagram socket, or a fake in tests); `survey` says what else is known; `report` prints; `hint`
-//! helps with misspelt names.
+//! datagram socket, or a fake in tests); `survey` diagnoses targets; `report` prints; `hint` helps
+//! with misspelt names.
 
 pub(crate) mod discover;
 pub(crate) mod echo;
@@ -21,7 +21,7 @@ use clap::{CommandFactory, Parser};
 use nix::unistd::geteuid;
 
 use crate::names::Names;
-use crate::out::{self, Doing, Failure, Verdict};
+use crate::out::{self, Context, Failure, Verdict};
 use crate::signal::Interrupt;
 use discover::Ask;
 use echo::{Echo, Route};
@@ -87,7 +87,7 @@ fn run(flags: &Flags) -> Result<Verdict, Failure> {
     let echo = Echo {
         count: flags.count,
         pace: flags.pace(geteuid().is_root())?,
-        // A size that does not fit is refused with that of the interface.
+        // A size that does not fit is refused later, with the interface's maximum.
         size: flags
             .size
             .map_or(56, |size| usize::try_from(size).unwrap_or(usize::MAX)),

@@ -1,4 +1,4 @@
-//! `--mtu`: finds the largest payload that passes by bisection, and verifies every byte.
+//! `--mtu`: finds the maximum payload that passes by bisection, and verifies every byte.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::echo::{body, streams};
 use super::flags::Target;
 use super::report::{Mtu, Report};
 use super::wire::{Answer, Wire};
-use crate::out::{Doing, Failure, Verdict};
+use crate::out::{Context, Failure, Verdict};
 use crate::signal::Interrupt;
 
 /// Length of the type before an echo's body, in bytes.
@@ -17,24 +17,24 @@ const TYPE: usize = 1;
 /// Parameters of a search.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tries {
-    /// A size does not pass if this many requests have no answer.
+    /// Number of unanswered requests after which a size counts as not passing.
     pub(crate) tries: u64,
-    /// Wait for each answer.
+    /// Maximum wait for each answer.
     pub(crate) wait: Duration,
 }
 
 /// Result of a search.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Measured {
-    /// Largest payload that was echoed, in bytes; `None` if nothing came back.
+    /// Maximum payload that was echoed, in bytes; `None` if there was no answer.
     pub(crate) payload: Option<usize>,
-    /// Largest payload that the peer reports.
+    /// Maximum payload that the peer reports.
     pub(crate) peer_payload: Option<u16>,
-    /// Requests sent.
+    /// Number of requests that were sent.
     sent: u64,
 }
 
-/// Searches for the largest payload and prints it.
+/// Searches for the maximum payload and prints it.
 pub(super) fn run(
     wire: &mut impl Wire,
     target: &Target,
@@ -63,7 +63,7 @@ pub(super) fn run(
     })
 }
 
-/// Searches for the largest payload that this node echoes.
+/// Searches for the maximum payload that this node echoes.
 pub(crate) fn measure(
     wire: &mut impl Wire,
     addr: NodeAddr,
@@ -95,7 +95,7 @@ struct Search<'a, W> {
 }
 
 impl<W: Wire> Search<'_, W> {
-    /// Asks the peer for its largest payload.
+    /// Asks the peer for its maximum payload.
     fn peer_payload(&mut self) -> Result<Option<u16>, Failure> {
         for _ in 0..self.tries.tries {
             let sequence = self.next_sequence();
@@ -114,8 +114,8 @@ impl<W: Wire> Search<'_, W> {
         Ok(None)
     }
 
-    /// Finds the longest body that is echoed. The limit of both ends is tried first, because it
-    /// usually passes.
+    /// Finds the maximum length of a body that is echoed. The limit of both ends is tried first,
+    /// because it usually passes.
     fn largest(&mut self, peer_payload: Option<u16>) -> Result<Option<usize>, Failure> {
         let local = self.wire.max_body();
         let ends = peer_payload.map_or(local, |peer| {
@@ -160,7 +160,7 @@ impl<W: Wire> Search<'_, W> {
         (self.sent & 0xffff) as u16
     }
 
-    /// Returns the first answer that `wanted` accepts, converted by it; `None` after the time
+    /// Returns the first answer that `wanted` accepts, as converted by it; `None` after the time
     /// limit.
     fn await_answer<T>(
         &mut self,

@@ -10,16 +10,16 @@ use super::survey::Silence;
 use crate::names::Names;
 use crate::out;
 
-/// How to print.
+/// Format of the output.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Style {
-    /// One JSON object per line.
+    /// Print one JSON object per line.
     pub(super) json: bool,
-    /// Only summaries.
+    /// Print only summaries.
     pub(super) quiet: bool,
-    /// A dot for each request without an answer instead of a line for each reply.
+    /// Draw a dot for each request without an answer instead of a line for each reply.
     pub(super) flood: bool,
-    /// The time before each line.
+    /// Print the time before each line.
     pub(super) timestamps: bool,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Reply {
     pub(super) corrupt: bool,
 }
 
-/// Request without an answer when the next one is sent.
+/// A request without an answer when the next one is sent.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "type", rename = "outstanding")]
 pub(super) struct Outstanding {
@@ -58,7 +58,7 @@ pub(super) struct Outstanding {
     pub(super) seq: u64,
 }
 
-/// Echo reply that answers no request of this run.
+/// An echo reply that matches no request of this run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "type", rename = "ignored")]
 pub(super) struct Ignored {
@@ -100,7 +100,7 @@ pub(super) struct Rtt {
     pub(super) mdev_us: f64,
 }
 
-/// Whether packets of streams are answered, too, which have an EtherType of their own.
+/// Whether packets of streams, which have a separate EtherType, are answered, too.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "type", rename = "streams")]
 pub(super) struct Streams {
@@ -123,19 +123,20 @@ pub(super) struct Mtu {
     pub(super) target: String,
     pub(super) mac: String,
     pub(super) interface: String,
-    /// Largest payload in bytes; `None` if nothing came back.
+    /// Maximum payload in bytes; `None` if there was no answer.
     pub(super) payload: Option<usize>,
-    /// MTU of the interface that this payload needs; `None` if the headers are not known.
+    /// MTU of the interface that this payload needs; `None` if the length of the headers is
+    /// unknown.
     pub(super) mtu: Option<usize>,
-    /// Largest payload of the local interface.
+    /// Maximum payload of the local interface.
     pub(super) local_payload: usize,
-    /// Largest payload that the peer reports.
+    /// Maximum payload that the peer reports.
     pub(super) peer_payload: Option<u16>,
-    /// Requests sent.
+    /// Number of requests that were sent.
     pub(super) sent: u64,
 }
 
-/// Node found by `--discover`.
+/// A node found by `--discover`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "type", rename = "node")]
 pub(super) struct Found {
@@ -183,8 +184,8 @@ impl Report {
         self.text(&result.to_string())
     }
 
-    /// Prints what is known of packets of streams if it explains a fault. Returns true if all is
-    /// well.
+    /// Prints the result for packets of streams if it explains a fault. Returns true if there is
+    /// none.
     pub(super) fn streams(&mut self, streams: &Streams) -> io::Result<bool> {
         let fine = streams.datagrams && streams.streams != Some(false);
         if !fine {
@@ -193,7 +194,7 @@ impl Report {
         Ok(fine)
     }
 
-    /// Prints an event of a run, with the time if it was asked for.
+    /// Prints an event of a run, with the time if requested.
     pub(super) fn event<E: Serialize + Display>(&mut self, event: &E) -> io::Result<()> {
         if !self.style.timestamps {
             return self.show(event);
@@ -205,7 +206,7 @@ impl Report {
         self.text(&format!("[{time:.6}] {event}"))
     }
 
-    /// Notes that a request was sent.
+    /// Draws a dot for a request that was sent.
     pub(super) fn sent(&mut self) -> io::Result<()> {
         self.draw(".")
     }
@@ -225,7 +226,7 @@ impl Report {
         self.event(reply)
     }
 
-    /// Draws without a line feed, in a flood.
+    /// Prints without a line feed, in a flood.
     fn draw(&mut self, text: &str) -> io::Result<()> {
         let Style {
             json, quiet, flood, ..
@@ -333,10 +334,10 @@ impl Display for Streams {
             (false, Some(true), _) => filtered(streams, datagrams, "0x88b6"),
             (true, _, _) => format!("{target} answers"),
             (false, _, Some(silence)) => {
-                let more = format!("to look further: esp doctor --peer {}", self.target);
-                format!("nothing came back: {silence}\n{more}")
+                let more = format!("to investigate further: esp doctor --peer {}", self.target);
+                format!("no answer: {silence}\n{more}")
             }
-            (false, _, None) => "nothing came back".to_owned(),
+            (false, _, None) => "no answer".to_owned(),
         };
         f.write_str(&text)
     }
@@ -357,7 +358,7 @@ impl Display for Mtu {
             let local = self.local_payload;
             write!(
                 f,
-                "\nthe path carries less than its ends: this node can send {local}"
+                "\nthe path carries less than its ends support: this node can send {local}"
             )?;
             if let Some(peer) = self.peer_payload {
                 write!(f, ", the peer can receive {peer}")?;
@@ -382,7 +383,7 @@ impl Display for Found {
 }
 
 impl Mtu {
-    /// Returns true if the path carries less than both ends can.
+    /// Returns true if the path carries less than both ends support.
     pub(super) fn is_narrow(&self) -> bool {
         let ends = self.peer_payload.map_or(self.local_payload, |peer| {
             self.local_payload.min(usize::from(peer))

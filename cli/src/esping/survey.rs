@@ -1,5 +1,5 @@
-//! What the rest of the segment and the own interface tell about a target: two nodes with its
-//! address, and why nothing came back.
+//! Diagnosis of a target from the other nodes of the segment and the local interface: several nodes
+//! with its address, and the probable cause of a total loss.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Display};
@@ -15,7 +15,7 @@ use super::wire::Wire;
 use crate::out::printable;
 use crate::signal::Interrupt;
 
-/// Wait for answers to the broadcast when the target answers, and when it does not.
+/// Wait for answers to the broadcast if the target answers, and if it does not.
 const WAIT: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(300)];
 
 /// A node that answered the broadcast.
@@ -26,8 +26,8 @@ pub(super) struct Neighbour {
     incarnation: u64,
 }
 
-/// Asks the segment who is there. Empty over UDP, which has no broadcast, and where the question
-/// cannot be sent.
+/// Returns the nodes that answer a broadcast request. Empty over UDP, which has no broadcast, and
+/// if the request cannot be sent.
 pub(super) fn neighbours(wire: &mut impl Wire, answers: bool) -> Vec<Neighbour> {
     let mut found = Vec::new();
     if wire.addr().is_udp() {
@@ -49,11 +49,12 @@ pub(super) fn neighbours(wire: &mut impl Wire, answers: bool) -> Vec<Neighbour> 
         });
         Ok(())
     });
-    // Without a question there are no answers, and the cause is looked for elsewhere.
+    // If the request could not be sent, there are no answers, and the cause is searched for
+    // elsewhere.
     asked.map_or_else(|_| Vec::new(), |()| found)
 }
 
-/// Several daemons that answer from one address.
+/// Several daemons that answer from the same address.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "type", rename = "duplicate_address")]
 pub(super) struct Doubled {
@@ -93,15 +94,15 @@ impl Display for Doubled {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub(super) enum Silence {
-    /// The own interface was removed.
+    /// The local interface was removed.
     InterfaceGone { interface: String },
-    /// The own interface is disabled.
+    /// The local interface is disabled.
     InterfaceDown { interface: String },
-    /// The own interface has no carrier.
+    /// The local interface has no carrier.
     NoCarrier { interface: String },
     /// A node that announces the target's name has another address.
     AddressChanged { name: String, now: String },
-    /// Others answer.
+    /// Other nodes answer.
     OthersAnswer { interface: String, nodes: usize },
     /// No other node answers a broadcast.
     NobodyAnswers { interface: String },
@@ -109,7 +110,7 @@ pub(super) enum Silence {
     Udp,
 }
 
-/// Looks for what is known about a target that does not answer.
+/// Determines the probable cause if a target does not answer.
 pub(super) fn silence(wire: &impl Wire, target: &Target, neighbours: &[Neighbour]) -> Silence {
     if wire.addr().is_udp() {
         return Silence::Udp;
@@ -143,7 +144,7 @@ impl Display for Silence {
         match self {
             Silence::InterfaceGone { interface } => write!(
                 f,
-                "this node's interface {interface} does not exist any more; the daemon uses it \
+                "this node's interface {interface} no longer exists; the daemon uses it \
                  again once it is back"
             ),
             Silence::InterfaceDown { interface } => write!(
@@ -232,7 +233,7 @@ mod tests {
         let doubled = Doubled::of(&target(), &found).map(|doubled| doubled.to_string());
         let text = doubled.unwrap_or_default();
         assert!(text.contains("02:00:00:00:00:09: a, b?;"), "{text}");
-        // One daemon that answers twice is one.
+        // A daemon that answers twice counts once.
         let (_, found) = asked(vec![info(9, "a", 1), info(9, "a", 1), info(8, "c", 3)]);
         assert_eq!(Doubled::of(&target(), &found), None);
     }
@@ -264,6 +265,6 @@ mod tests {
         let (mut wire, found) = asked(vec![info(7, "peer", 2)]);
         wire.up = Some(false);
         let text = silence(&wire, &target(), &found).to_string();
-        assert!(text.contains("fake0 does not exist any more"), "{text}");
+        assert!(text.contains("fake0 no longer exists"), "{text}");
     }
 }

@@ -13,12 +13,13 @@ use netif::Interface;
 
 use crate::out::Failure;
 
-/// Length of a datagram's header behind the EtherType, in bytes.
+/// Length of a datagram's header after the EtherType, in bytes.
 const HEADER: usize = 11;
-/// Port to which a stream is tried: only the superuser's programs can listen there, and one that
-/// does sees a connection that ends at once.
+/// Port to which a test stream is connected. Only programs of the superuser can listen there, and
+/// such a program would see a connection that ends at once.
 const TRIED_PORT: u16 = 1;
-/// Wait for the answer to it. A daemon that has just replaced another one refuses nothing for 3 s.
+/// Maximum wait for the answer to a test stream. A daemon that has just replaced another one does
+/// not refuse connections for 3 s.
 pub(crate) const STREAM_WAIT: Duration = Duration::from_secs(4);
 
 /// Content of an answer.
@@ -34,27 +35,27 @@ pub(crate) enum Answer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Arrival {
     pub(crate) src: NodeAddr,
-    /// Nanoseconds of the wire's clock.
+    /// Arrival time in nanoseconds, by the wire's clock.
     pub(crate) at: u64,
     pub(crate) answer: Answer,
 }
 
-/// Sends requests and receives answers. Answers are matched by their body: the sequence number of
-/// an answer is the peer's own, that of a request helps to read a capture.
+/// Sends requests and receives answers. Answers are matched by their body, because the peer chooses
+/// the sequence number of an answer; that of a request only helps to read a capture.
 pub(crate) trait Wire {
-    /// Name of the interface.
+    /// Returns the name of the interface.
     fn interface(&self) -> &str;
-    /// Address of the interface.
+    /// Returns the address of the interface.
     fn addr(&self) -> NodeAddr;
     /// Returns whether the interface is up now; `None` if that is unknown.
     fn is_up(&self) -> Option<bool>;
-    /// Maximum number of bytes in the body of an echo request.
+    /// Returns the maximum number of bytes in the body of an echo request.
     fn max_body(&self) -> usize;
-    /// Returns how many bytes of the interface's MTU a datagram's payload does not get: its header,
-    /// and what UDP and protection add on this interface. `None` if the interface is not visible
-    /// here.
+    /// Returns the number of bytes of the interface's MTU that are not available to a datagram's
+    /// payload: its header, and those of UDP and protection on this interface. `None` if the
+    /// interface is not visible here.
     fn overhead(&self) -> Option<usize>;
-    /// Current time in nanoseconds, by the clock of [`Arrival::at`].
+    /// Returns the current time in nanoseconds, by the clock of [`Arrival::at`].
     fn now(&self) -> u64;
     /// Sends an echo request.
     fn echo(&mut self, dst: NodeAddr, sequence: u16, body: &[u8]) -> io::Result<()>;
@@ -62,12 +63,12 @@ pub(crate) trait Wire {
     fn info(&mut self, dst: NodeAddr, sequence: u16) -> io::Result<()>;
     /// Receives a datagram; `None` after `patience`, or if it is not an answer.
     fn receive(&mut self, patience: Duration) -> io::Result<Option<Arrival>>;
-    /// Tries whether packets of streams, which have an EtherType of their own, are answered within
-    /// `wait`. `None` if that cannot be tried.
+    /// Tests whether packets of streams, which have a separate EtherType, are answered within
+    /// `wait`. Returns `None` if that cannot be tested.
     fn streams(&mut self, dst: NodeAddr, wait: Duration) -> Option<bool>;
 }
 
-/// Datagram socket: of the node's daemon, or for UDP of this program.
+/// A datagram socket of the node's daemon, or for UDP, of this program.
 pub(crate) struct Datagrams {
     client: Client,
     socket: EdpSocket,
@@ -81,12 +82,12 @@ impl Datagrams {
         Datagrams::on(&client, &interface)
     }
 
-    /// Returns true if this socket, too, reaches the node over this interface.
+    /// Returns true if this socket reaches the node over this interface.
     pub(super) fn reaches(&self, addr: NodeAddr, interface: &str) -> bool {
         self.socket.interface() == interface && self.socket.addr().is_udp() == addr.is_udp()
     }
 
-    /// Binds to this interface, or to each one that is up.
+    /// Binds to this interface, or to each interface that is up.
     pub(crate) fn everywhere(interface: Option<&str>) -> Result<Vec<Datagrams>, Failure> {
         let client = client()?;
         if let Some(name) = interface {
@@ -194,7 +195,7 @@ impl Wire for Datagrams {
     }
 
     fn streams(&mut self, dst: NodeAddr, wait: Duration) -> Option<bool> {
-        // Over UDP, datagrams and streams have one port.
+        // Over UDP, datagrams and streams use the same port.
         if dst.is_udp() {
             return None;
         }
@@ -220,8 +221,8 @@ fn arrival(info: &DatagramInfo, body: &[u8]) -> Option<Arrival> {
     })
 }
 
-/// Returns the MTU of the interface that has this name and address; `None` if it is that of another
-/// network namespace.
+/// Returns the MTU of the interface with this name and address; `None` if it is in another network
+/// namespace.
 fn interface_mtu(name: &str, addr: NodeAddr) -> Option<u32> {
     match addr {
         NodeAddr::Mac(mac) => {
@@ -238,8 +239,8 @@ fn interface_mtu(name: &str, addr: NodeAddr) -> Option<u32> {
     }
 }
 
-/// Returns whether the error of a connection attempt is an answer of the peer; `None` if it is one
-/// of this node.
+/// Returns whether the error of a connection attempt is an answer of the peer; `None` if the error
+/// is local.
 fn is_answer(error: &io::Error) -> Option<bool> {
     match EspError::of(error)? {
         EspError::ConnectTimedOut(_) | EspError::ConnectCallTimedOut(_) => Some(false),
@@ -260,8 +261,8 @@ pub(super) mod fake {
 
     use esp_client::MacAddr;
 
-    /// Converts a request (its number from 1, its body) to answers, each with its delay in
-    /// microseconds.
+    /// Converts a request (its number, starting at 1, and its body) to answers, each with its delay
+    /// in microseconds.
     type Peer = Box<dyn FnMut(NodeAddr, u64, Option<&[u8]>) -> Vec<(u64, Arrival)>>;
 
     /// A wire whose peer is a closure; only waiting advances its clock.
@@ -269,7 +270,7 @@ pub(super) mod fake {
         pub(in crate::esping) now: u64,
         pub(in crate::esping) max: usize,
         pub(in crate::esping) overhead: Option<usize>,
-        /// Requests to one node.
+        /// Number of requests to one node.
         pub(in crate::esping) sent: u64,
         pub(in crate::esping) broadcasts: u64,
         pub(in crate::esping) streams: Option<bool>,

@@ -1,4 +1,4 @@
-//! `espstat`: shows the node's connections and listeners, as ss(8) shows sockets.
+//! `espstat`: shows the node's connections and listeners, like ss(8) for sockets.
 
 mod programs;
 mod report;
@@ -15,13 +15,13 @@ use esp_client::control::Status;
 
 use crate::filter::Filter;
 use crate::names::Names;
-use crate::out::{self, Doing, Failure, Verdict};
+use crate::out::{self, Context, Failure, Verdict};
 use crate::signal::Interrupt;
 use crate::units;
 use report::{Report, Selection};
 use sockets::Sockets;
 
-/// Show this node's ESP connections and listeners, as ss(8) shows sockets
+/// Show this node's ESP connections and listeners, like ss(8) for sockets
 ///
 /// ESP is the Ethernet Streaming Protocol of esp-daemon, not IPsec's ESP; EDP is its datagram
 /// protocol.
@@ -35,43 +35,43 @@ struct Flags {
     #[arg(short, long, value_name = "SECS", value_parser = units::pause)]
     #[arg(num_args = 0..=1, default_missing_value = "1")]
     watch: Option<Duration>,
-    /// Only listeners and bound datagram ports
+    /// Show only listeners and bound datagram ports
     #[arg(short, long)]
     listening: bool,
-    /// Programs and process ids: your own, or those of all users for root
+    /// Show programs and process IDs: your own, or for root, those of all users
     #[arg(short, long, conflicts_with = "counters")]
     processes: bool,
-    /// Internal state of connections: round trips, windows, losses
+    /// Show the internal state of connections: round trips, windows, losses
     #[arg(short, long, conflicts_with = "counters")]
     info: bool,
-    /// User, bytes and packets of connections
+    /// Show user, bytes and packets of connections
     #[arg(short, long, conflicts_with = "counters")]
     extended: bool,
-    /// Memory of connections and datagram ports: bytes in their rings
+    /// Show the memory of connections and datagram ports: bytes in their rings
     #[arg(short, long, conflicts_with = "counters")]
     memory: bool,
-    /// Counters that are not zero instead: frames, drops by reason, and so on
+    /// Show nonzero counters instead: frames, drops by reason, and so on
     #[arg(long, conflicts_with = "listening")]
     counters: bool,
     /// With --counters: include those that are zero
     #[arg(short, long, requires = "counters")]
     all: bool,
-    /// Sockets of programs under esprun instead, and whether they use ESP or TCP
+    /// Show sockets of programs under esprun instead, and whether they use ESP or TCP
     #[arg(long, conflicts_with_all = ["filter", "listening", "processes", "info", "extended"])]
     #[arg(conflicts_with_all = ["memory", "counters", "watch", "numeric"])]
     programs: bool,
     /// Show addresses instead of names
     #[arg(short, long)]
     numeric: bool,
-    /// One JSON object per line, always with all that is known
+    /// Print one JSON object per line, always with all known values
     #[arg(long)]
     json: bool,
 }
 
 /// Explanation of the columns, for `--help`.
 const COLUMNS: &str = "\
-Columns. `-` is what the daemon does not know: only the program of a lease knows the
-state of its connections, and an older daemon may not report everything.
+Columns. `-` is a value that the daemon does not know: only the program of a lease knows
+the state of its connections, and an older daemon may not report everything.
   State     of the connection
   Recv-Q    bytes received that the program has not read yet
   Send-Q    bytes written that the peer has not acknowledged yet
@@ -80,10 +80,10 @@ state of its connections, and an older daemon may not report everything.
   Path      daemon, or lease if the program itself sends and receives the frames
   Program   -p: name[process id]; programs choose their name
   Listening protocol of a port: ESP, or EDP for datagrams
-  Waiting   connections that wait to be accepted, of at most Backlog
+  Waiting   connections that wait to be accepted, at most Backlog
 With -i, a second line for each connection; times are in µs:
   rtt       smoothed round-trip time / its variation
-  minrtt    shortest round-trip time
+  minrtt    minimum round-trip time
   rto       retransmission timeout
   cwnd      congestion window, inflight: packets sent and not acknowledged
   credit    packets that the receivers still allow: peer's / own
@@ -99,8 +99,8 @@ With -m, likewise, for datagram ports, too:
   mem       bytes in use / of the ring that is shared with the program, tx: written and
             not acknowledged, rx: received and not read. Rings count against the limit
             ring_bytes of the user; pages that were never used take no memory
-With --programs, of your programs, or for root of all users' programs:
-  Program   that esprun started; its children's sockets are here, too
+With --programs, for your programs, or for root, the programs of all users:
+  Program   program that esprun started; sockets of its children are included
   Sent, Received  bytes; those of sockets of AF_ENET are not counted
   Way       ESP, copied: by the broker of esprun; or TCP and the reason, of the last
             connections that stayed TCP";

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
-use preload_wire::{SocketStatus, Sockets, Way};
+use preload_wire::{DataPath, SocketStatus, Sockets};
 use serde::Serialize;
 
 use crate::{out, table};
@@ -28,8 +28,8 @@ struct Line<'a> {
     socket: &'a SocketStatus,
 }
 
-/// Asks all brokers of this node at a time, so that one that does not answer delays no other one.
-/// Those of other users do not answer.
+/// Asks all brokers of this node concurrently, so that one without an answer does not delay the
+/// others. Brokers of other users do not answer.
 fn all() -> Vec<Sockets> {
     let brokers = preload_wire::brokers();
     thread::scope(|scope| {
@@ -43,15 +43,15 @@ fn all() -> Vec<Sockets> {
     })
 }
 
-/// Asks the broker of this id.
+/// Asks the broker with this ID.
 fn ask(id: &str) -> io::Result<Sockets> {
     let deadline = Instant::now() + PATIENCE;
     let stream = connected(&preload_wire::control_of(id))?;
     preload_wire::list(&stream, deadline)
 }
 
-/// Connects to a socket in the abstract namespace without waiting: another user's socket of such a
-/// name may accept nothing. A broker accepts at once.
+/// Connects to a socket in the abstract namespace without waiting: another user's socket with such
+/// a name may never accept. A broker accepts at once.
 fn connected(name: &str) -> io::Result<UnixStream> {
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     let fd = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
@@ -106,8 +106,8 @@ fn row(program: &str, socket: &SocketStatus) -> Vec<String> {
         count(socket.sent),
         count(socket.received),
         match &socket.way {
-            Way::Copied => "ESP, copied".to_owned(),
-            Way::Tcp(why) => format!("TCP: {}", out::printable(why)),
+            DataPath::Copied => "ESP, copied".to_owned(),
+            DataPath::Tcp(why) => format!("TCP: {}", out::printable(why)),
         },
     ]
 }
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
     use nix::sys::socket::{Backlog, bind, listen};
 
-    /// Any user can make a socket with the name of a broker.
+    /// Any user can create a socket with the name of a broker.
     #[test]
     fn a_socket_that_accepts_nothing_is_not_waited_for() {
         let name = format!("esp.test{}.control", std::process::id());
@@ -147,8 +147,8 @@ mod tests {
             received: None,
         };
         let sockets = vec![
-            socket("10.0.0.1:80", Way::Copied),
-            socket("10.0.0.2:80", Way::Tcp("no\u{1b}answer".into())),
+            socket("10.0.0.1:80", DataPath::Copied),
+            socket("10.0.0.2:80", DataPath::Tcp("no\u{1b}answer".into())),
         ];
         let one = Sockets {
             pid: 42,

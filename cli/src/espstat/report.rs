@@ -24,7 +24,7 @@ pub(super) enum Selection {
     },
 }
 
-/// One line of `--json`. `time` is given when the output is repeated.
+/// One line of `--json`. `time` is set if the output is repeated.
 #[derive(Debug, Serialize)]
 struct Line<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -71,7 +71,7 @@ impl Report {
         }
     }
 
-    /// Writes the status. `time`, the seconds since 1970, is given if more outputs follow.
+    /// Writes the status. `time`, the seconds since 1970, is set if the output is repeated.
     pub(super) fn show(&mut self, status: &Status, time: Option<f64>) -> io::Result<()> {
         if self.json {
             let items = items(status, &self.selection);

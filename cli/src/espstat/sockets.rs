@@ -16,7 +16,7 @@ pub(super) const LISTENER: [&str; 4] = ["Listening", ">Waiting", ">Backlog", "Lo
 /// Column of programs.
 const PROGRAM: &str = "Program";
 
-/// Sockets to show, and what of them.
+/// Sockets to show, and the parts to show of them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Sockets {
     pub(super) filter: Filter,
@@ -190,7 +190,7 @@ fn memory(c: &ConnectionStatus) -> String {
     )
 }
 
-/// Formats the memory of a datagram port, of which the daemon does not count what is in use.
+/// Formats the memory of a datagram port. The daemon does not know how much of it is in use.
 fn rings(e: &EdpStatus) -> String {
     format!(
         "    mem:(tx -/{} rx -/{})",

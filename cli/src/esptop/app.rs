@@ -1,4 +1,4 @@
-//! State of the live view: what snapshots and keys change, without a terminal.
+//! State of the live view, which snapshots and keys change; independent of the terminal.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use super::rates::{Key, Rates};
 use crate::filter::{Filter, Socket};
 use crate::names::Names;
 
-/// Maximum length of a filter that is typed, in bytes.
+/// Maximum length of a typed filter, in bytes.
 const MAX_FILTER: usize = 1000;
 
 /// Returns the name of a user.
@@ -36,7 +36,7 @@ pub(super) enum View {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Prompt {
     pub(super) text: String,
-    /// Why the text is no filter.
+    /// Reason why the text is not a valid filter.
     pub(super) error: Option<String>,
 }
 
@@ -55,10 +55,10 @@ pub(super) struct App {
     user_name: UserName,
     users: HashMap<u32, Option<String>>,
     job_of: JobOf,
-    /// Jobs of the processes of the last snapshot, once they are shown.
+    /// Jobs of the processes of the last snapshot, if jobs are shown.
     jobs: HashMap<u32, Option<String>>,
     pub(super) grouping: Grouping,
-    /// Why there is no snapshot at present.
+    /// Reason why there is currently no snapshot.
     gone: Option<String>,
     pub(super) view: View,
     pub(super) prompt: Option<Prompt>,
@@ -114,7 +114,7 @@ impl App {
         self.filter = filter;
     }
 
-    /// Takes a snapshot of this time, in seconds, or the reason why there is none.
+    /// Handles a snapshot of this time, in seconds, or the reason why there is none.
     pub(super) fn feed(&mut self, at: f64, snapshot: Result<Status, String>) {
         let status = match snapshot {
             Ok(status) => status,
@@ -156,7 +156,7 @@ impl App {
         }
     }
 
-    /// Returns the job of a connection's process, if it is known.
+    /// Returns the job of a connection's process, if known.
     pub(super) fn job(&self, connection: &ConnectionStatus) -> Option<&str> {
         self.jobs.get(&connection.owner.pid?)?.as_deref()
     }
@@ -171,7 +171,7 @@ impl App {
         &self.rates
     }
 
-    /// Returns why there is no snapshot at present.
+    /// Returns the reason why there is currently no snapshot.
     pub(super) fn gone(&self) -> Option<&str> {
         self.gone.as_deref()
     }
@@ -292,7 +292,8 @@ impl App {
         }
     }
 
-    /// Sorts by the column this many places to the right, from the last one on to the first.
+    /// Sorts by the column this number of places to the right; the first column follows the last
+    /// one.
     fn sort_by(&mut self, places: usize) {
         let columns = self.grouping.columns();
         let now = columns.iter().position(|column| *column == self.order.by);
@@ -317,7 +318,7 @@ impl App {
         }
     }
 
-    /// Shows the connections of the selected group alone.
+    /// Shows only the connections of the selected group.
     fn open_group(&mut self) {
         let groups = groups(self);
         let group = groups.get(self.position);

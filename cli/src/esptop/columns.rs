@@ -46,7 +46,7 @@ pub(super) enum Column {
     RecvQ,
 }
 
-/// All columns, in the order they are shown.
+/// All columns, in the order in which they are shown.
 pub(super) const COLUMNS: [Column; 14] = [
     Column::Peer,
     Column::Local,
@@ -64,7 +64,7 @@ pub(super) const COLUMNS: [Column; 14] = [
     Column::RecvQ,
 ];
 
-/// All columns, the most important ones first: those that do not fit are left out.
+/// All columns, the most important ones first; those that do not fit are omitted.
 const BY_IMPORTANCE: [Column; 14] = [
     Column::Peer,
     Column::Tx,
@@ -87,14 +87,14 @@ const BY_IMPORTANCE: [Column; 14] = [
 pub(super) struct Row<'a> {
     pub(super) connection: &'a ConnectionStatus,
     pub(super) history: Option<&'a History>,
-    /// Name of the peer, else its address.
+    /// Name of the peer, or else its address.
     pub(super) peer: &'a str,
     /// Name of the user, if known.
     pub(super) user: Option<&'a str>,
 }
 
 impl Row<'_> {
-    /// Returns the latest sample; nothing is known before the second snapshot.
+    /// Returns the latest sample; its values are unknown before the second snapshot.
     pub(super) fn sample(&self) -> Sample {
         let latest = self.history.and_then(History::latest);
         latest.copied().unwrap_or_default()
@@ -103,7 +103,7 @@ impl Row<'_> {
 
 /// Value that a column is sorted by.
 enum Value {
-    /// Unknown numbers are the least.
+    /// Unknown numbers are less than all others.
     Number(Option<f64>),
     Text(String),
 }
@@ -129,7 +129,7 @@ impl Column {
         }
     }
 
-    /// Returns the number of characters, with room for a mark behind the heading.
+    /// Returns the number of characters, with room for a mark after the heading.
     pub(super) fn width(self) -> u16 {
         match self {
             Column::Peer => 22,
@@ -161,7 +161,7 @@ impl Column {
         )
     }
 
-    /// Returns the cell of a row; `-` for what is not known.
+    /// Returns the cell of a row; `-` if the value is unknown.
     pub(super) fn cell(self, row: &Row<'_>) -> String {
         let c = row.connection;
         match self {
@@ -208,7 +208,7 @@ impl Column {
                 right.total_cmp(&left)
             }
             (Value::Text(left), Value::Text(right)) => left.cmp(&right),
-            // Both are of one column.
+            // Both values are from the same column.
             _ => Ordering::Equal,
         }
     }
@@ -228,7 +228,7 @@ impl Column {
     }
 }
 
-/// Formats a time in microseconds with three digits; `-` if it is not known.
+/// Formats a time in microseconds with three digits; `-` if it is unknown.
 pub(super) fn show_micros(us: Option<f64>) -> String {
     match us {
         None => "-".to_owned(),

@@ -1,4 +1,4 @@
-//! One connection: its values, and charts of its history.
+//! The view of one connection: its values, and charts of its history.
 
 use std::fmt::Display;
 
@@ -16,12 +16,12 @@ use crate::units::show_count;
 
 /// Width of a value with its name, in characters.
 const VALUE: usize = 26;
-/// Least lines of a chart, with its heading.
-const CHART: u16 = 2;
-/// Most lines of a chart, with its heading.
-const TALLEST: u16 = 8;
+/// Minimum number of lines of a chart, with its heading.
+const MIN_CHART: u16 = 2;
+/// Maximum number of lines of a chart, with its heading.
+const MAX_CHART: u16 = 8;
 
-/// Draws the connection as of the last snapshot that had it.
+/// Draws the connection as of the last snapshot that contained it.
 pub(super) fn draw(app: &App, key: &Key, frame: &mut Frame<'_>, area: Rect) {
     let Some(history) = app.rates().history(key) else {
         frame.render_widget(Line::raw("the connection has ended"), area);
@@ -36,8 +36,8 @@ pub(super) fn draw(app: &App, key: &Key, frame: &mut Frame<'_>, area: Rect) {
     let text = u16::try_from(lines.len()).unwrap_or(u16::MAX);
     let [top, rest] = Layout::vertical([Constraint::Length(text), Constraint::Fill(1)]).areas(area);
     frame.render_widget(Text::from(lines), top);
-    let fitting = usize::from(rest.height / CHART).min(charts.len());
-    let most = TALLEST.saturating_mul(u16::try_from(fitting).unwrap_or(1));
+    let fitting = usize::from(rest.height / MIN_CHART).min(charts.len());
+    let most = MAX_CHART.saturating_mul(u16::try_from(fitting).unwrap_or(1));
     let rest = Rect {
         height: rest.height.min(most),
         ..rest

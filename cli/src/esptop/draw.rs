@@ -13,18 +13,18 @@ use super::groups::{self, Grouping};
 use super::{details, help};
 use crate::units::show_count;
 
-/// Smallest screen with a list, in columns and lines.
-const SMALLEST: (u16, u16) = (30, 5);
-/// Lines from which on each interface has a line of its own.
+/// Minimum size of a screen with a list, in columns and lines.
+const MIN_SCREEN: (u16, u16) = (30, 5);
+/// Number of lines at which each interface gets a line of its own.
 const ROOMY: u16 = 12;
-/// Most lines of interfaces.
-const MOST_INTERFACES: usize = 4;
+/// Maximum number of lines of interfaces.
+const MAX_INTERFACES: usize = 4;
 
 /// Draws the screen.
 pub(super) fn draw(app: &mut App, frame: &mut Frame<'_>) {
     let area = frame.area();
-    if area.width < SMALLEST.0 || area.height < SMALLEST.1 {
-        let (width, height) = SMALLEST;
+    if area.width < MIN_SCREEN.0 || area.height < MIN_SCREEN.1 {
+        let (width, height) = MIN_SCREEN;
         let text = format!("esptop needs {width} × {height} characters; q ends it");
         frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: true }), area);
         return;
@@ -50,16 +50,16 @@ pub(super) fn draw(app: &mut App, frame: &mut Frame<'_>) {
     frame.render_widget(footer, bottom);
 }
 
-/// Returns the number of lines that the error of the prompt needs, at most 3.
+/// Returns the number of lines for the error of the prompt, at most 3.
 fn error_lines(app: &App, width: u16) -> u16 {
     let error = app.prompt.as_ref().and_then(|prompt| prompt.error.as_ref());
     let length = error.map_or(0, |why| why.chars().count());
-    // Words do not fill their lines.
+    // Wrapped words do not fill their lines, so an eighth is added.
     let lines = (length + length / 8).div_ceil(usize::from(width).max(1));
     u16::try_from(lines.min(3)).unwrap_or(3)
 }
 
-/// Returns the first line: the daemon, or why there is none.
+/// Returns the first line: the daemon, or the reason why there is none.
 fn summary(app: &App) -> Line<'static> {
     if let Some(why) = app.gone() {
         let style = Style::new().fg(Color::Red).add_modifier(Modifier::BOLD);
@@ -108,7 +108,7 @@ fn uptime(seconds: f64) -> String {
     }
 }
 
-/// Returns the lines of interfaces for which there is room.
+/// Returns the lines of interfaces that fit on the screen.
 fn interfaces(app: &App, area: Rect) -> Vec<Line<'static>> {
     let all = app.status().map_or(&[][..], |s| s.interfaces.as_slice());
     if area.height < ROOMY || app.view == View::Help {
@@ -140,9 +140,9 @@ fn interfaces(app: &App, area: Rect) -> Vec<Line<'static>> {
         );
         Line::styled(text, style)
     };
-    let mut lines: Vec<_> = all.iter().take(MOST_INTERFACES).map(line).collect();
-    if all.len() > MOST_INTERFACES {
-        let more = all.len() - MOST_INTERFACES;
+    let mut lines: Vec<_> = all.iter().take(MAX_INTERFACES).map(line).collect();
+    if all.len() > MAX_INTERFACES {
+        let more = all.len() - MAX_INTERFACES;
         lines.push(Line::raw(format!("and {more} more interfaces")));
     }
     lines
@@ -196,7 +196,7 @@ fn list(app: &mut App, frame: &mut Frame<'_>, area: Rect) {
         groups::draw(app, &groups, offset, frame, area);
         return;
     }
-    // Without an empty screen behind the last row, once there are enough rows.
+    // If there are enough rows, the page has no empty lines after the last row.
     let offset = app.offset.min(rows.len().saturating_sub(page));
     let shown = rows.iter().enumerate().skip(offset).take(page);
     let lines = shown.map(|(index, row)| line(&columns, row, index == position, app.gone()));

@@ -24,12 +24,13 @@ pub(super) enum Grouping {
     Connection,
     /// All connections of a user
     User,
-    /// All connections of a job, by the variables of its launcher; else of the programs of one name
+    /// All connections of a job, by the variables of its launcher, or else of all programs with one
+    /// name
     Job,
 }
 
 impl Grouping {
-    /// Returns the next one, after the last one the first.
+    /// Returns the next grouping; after the last one, the first.
     pub(super) fn next(self) -> Grouping {
         match self {
             Grouping::Connection => Grouping::User,
@@ -38,7 +39,7 @@ impl Grouping {
         }
     }
 
-    /// Returns the columns that the list can be sorted by.
+    /// Returns the columns by which the list can be sorted.
     pub(super) fn columns(self) -> &'static [Column] {
         match self {
             Grouping::Connection => &columns::COLUMNS,
@@ -72,7 +73,7 @@ impl Grouping {
     }
 }
 
-/// Columns that groups can be sorted by: that of the names, and those that are shown.
+/// Columns by which groups can be sorted: that of the names, and those that are shown.
 const SORTED: [Column; 8] = [
     Column::Peer,
     Column::Tx,
@@ -83,9 +84,9 @@ const SORTED: [Column; 8] = [
     Column::SendQ,
     Column::RecvQ,
 ];
-/// Columns of groups, the most important ones first: those that do not fit are left out.
+/// Columns of groups, the most important ones first; those that do not fit are omitted.
 const SHOWN: &[Column] = SORTED.split_at(1).1;
-/// Characters for the name and for the number of connections.
+/// Number of characters for the name, and for the number of connections.
 const WIDTHS: (u16, u16) = (16, 6);
 
 /// Connections of a user or a job.
@@ -93,7 +94,7 @@ const WIDTHS: (u16, u16) = (16, 6);
 pub(super) struct Group {
     pub(super) name: String,
     connections: usize,
-    /// Sums of the latest samples; of the round trips the longest.
+    /// Sums of the latest samples, and the maximum of the round trips.
     sample: Sample,
     /// Bits per second in both directions, the newest first.
     trend: Vec<f64>,
@@ -128,7 +129,7 @@ impl Group {
         }
     }
 
-    /// Returns the value of a column; `None` if it is not known or no number.
+    /// Returns the value of a column; `None` if it is unknown or not a number.
     fn value(&self, column: Column) -> Option<f64> {
         match column {
             Column::Tx => self.sample.tx,
@@ -153,7 +154,7 @@ impl Group {
         }
     }
 
-    /// Returns the filter for the connections of the group; `None` if their owner is not known.
+    /// Returns the filter for the connections of the group; `None` if their owner is unknown.
     pub(super) fn filter(&self, grouping: Grouping) -> Option<String> {
         let (word, numbers) = match grouping {
             Grouping::Job if !self.processes.is_empty() => ("pid", &self.processes),
@@ -171,7 +172,7 @@ impl Group {
     }
 }
 
-/// Adds numbers of which some may not be known.
+/// Adds numbers, some of which may be unknown.
 fn sum<T: std::ops::Add<Output = T>>(total: Option<T>, more: Option<T>) -> Option<T> {
     match (total, more) {
         (Some(total), Some(more)) => Some(total + more),
@@ -198,7 +199,7 @@ pub(super) fn groups(app: &App) -> Vec<Group> {
     groups
 }
 
-/// Orders groups: the greatest number first, else names from A to Z.
+/// Orders groups: the greatest number first, or else names from A to Z.
 fn compare(by: Column, left: &Group, right: &Group) -> Ordering {
     if !SHOWN.contains(&by) {
         return left.name.cmp(&right.name);
@@ -207,7 +208,7 @@ fn compare(by: Column, left: &Group, right: &Group) -> Ordering {
     right.total_cmp(&left)
 }
 
-/// Formats the list without a terminal: all columns but the bars.
+/// Formats the list without a terminal: all columns except the bars.
 pub(super) fn text(app: &App) -> String {
     let shown: Vec<_> = SHOWN
         .iter()
@@ -221,7 +222,7 @@ pub(super) fn text(app: &App) -> String {
     crate::table::text(&headings, rows).trim_end().to_owned()
 }
 
-/// Draws the groups from the one at `offset` on.
+/// Draws the groups, starting with the one at `offset`.
 pub(super) fn draw(app: &App, groups: &[Group], offset: usize, frame: &mut Frame<'_>, area: Rect) {
     let shown = fitting(area.width);
     let lines = groups.iter().enumerate().skip(offset);
@@ -260,7 +261,7 @@ pub(super) fn draw(app: &App, groups: &[Group], offset: usize, frame: &mut Frame
     frame.render_widget(table, area);
 }
 
-/// Returns a cell: names and bars begin at the left, and retransmissions stand out.
+/// Returns a cell: names and bars are aligned to the left, and retransmissions are highlighted.
 fn cell(text: String, place: usize, shown: &[Column], group: &Group) -> Cell<'static> {
     let column = place.checked_sub(2).and_then(|place| shown.get(place));
     let is_left = place == 0 || column.is_some_and(|column| !column.is_number());
@@ -274,7 +275,7 @@ fn cell(text: String, place: usize, shown: &[Column], group: &Group) -> Cell<'st
     }
 }
 
-/// Returns the columns that fit into this width beside the names.
+/// Returns the columns that fit into this width, in addition to the names.
 fn fitting(width: u16) -> Vec<Column> {
     let mut left = width.saturating_sub(WIDTHS.0 + 1 + WIDTHS.1);
     let mut shown = Vec::new();

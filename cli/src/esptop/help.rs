@@ -7,7 +7,7 @@ use ratatui::text::{Line, Text};
 
 use super::columns::{COLUMNS, Column};
 
-/// Keys, and what they do.
+/// Keys and their functions.
 const KEYS: [&str; 7] = [
     "↑ ↓ PgUp PgDn Home End   select a connection",
     "Enter   its details and history, Esc or Backspace back",
@@ -18,7 +18,7 @@ const KEYS: [&str; 7] = [
     "? q     this help, and to quit, as Ctrl-C",
 ];
 
-/// Draws the help; on low screens its beginning.
+/// Draws the help; on small screens only its beginning.
 pub(super) fn draw(frame: &mut Frame<'_>, area: Rect) {
     let mut lines: Vec<_> = KEYS.into_iter().map(Line::raw).collect();
     lines.push(Line::raw(""));

@@ -1,13 +1,14 @@
-//! Jobs of processes, by the variables that launchers and batch systems set.
+//! Determines the jobs of processes by the variables that launchers and batch systems set.
 
 use std::fs::File;
 use std::io::Read;
 
-/// Maximum number of bytes that are read of an environment.
+/// Maximum number of bytes that are read from an environment.
 const MAX_ENVIRONMENT: u64 = 1 << 20;
 /// Maximum length of a job's name, in characters.
 const MAX_NAME: usize = 64;
-/// Variables that have the name of a job, and what sets them; the first one that is found counts.
+/// Variables with the name of a job, and the programs that set them; the first one that is found
+/// counts.
 const VARIABLES: [(&str, &str); 5] = [
     ("SLURM_JOB_ID", "slurm"),
     ("PBS_JOBID", "pbs"),
@@ -16,8 +17,7 @@ const VARIABLES: [(&str, &str); 5] = [
     ("ESP_JOB_DIR", "dir"),
 ];
 
-/// Returns the job that a process belongs to; `None` if it has none, or this user may not read its
-/// environment.
+/// Returns the job of a process; `None` if it has none or this user may not read its environment.
 pub(super) fn of(pid: u32) -> Option<String> {
     let mut bytes = Vec::new();
     let file = File::open(format!("/proc/{pid}/environ")).ok()?;

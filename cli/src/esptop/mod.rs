@@ -1,8 +1,8 @@
-//! `esptop`: the node's connections by rate, live, as top(1) shows processes.
+//! `esptop`: shows the node's connections by rate, live, like top(1) for processes.
 //!
 //! `app` is the state, fed with snapshots and keys; `draw`, `details` and `help` draw it, `plain`
-//! prints it; `groups` sums connections up by user or job, which `jobs` finds; `rates` makes rates
-//! of two snapshots, `columns` cells of a connection.
+//! prints it; `groups` sums connections up by user or job, which `jobs` finds; `rates` computes
+//! rates from two snapshots, and `columns` formats the cells of a connection.
 
 mod app;
 mod columns;
@@ -33,19 +33,19 @@ use ratatui::crossterm::event::{self, Event};
 
 use crate::filter::{self, Filter};
 use crate::names::Names;
-use crate::out::{self, Doing, Failure, Verdict};
+use crate::out::{self, Context, Failure, Verdict};
 use crate::signal::Interrupt;
 use crate::units;
 use app::{App, Order};
 use columns::Column;
 use groups::Grouping;
 
-/// Longest time between two looks for signals and snapshots.
-const LOOK: Duration = Duration::from_millis(100);
+/// Interval between checks for signals and snapshots.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Show this node's ESP connections by rate, live, as top(1) shows processes
+/// Show this node's ESP connections by rate, live, like top(1) for processes
 ///
-/// `?` explains the keys. Where standard output is no terminal, one snapshot is printed.
+/// `?` explains the keys. If standard output is not a terminal, one snapshot is printed.
 #[derive(Debug, Parser)]
 #[command(name = "esptop", version = crate::version::version(), after_long_help = filter::HELP)]
 struct Flags {
@@ -61,7 +61,7 @@ struct Flags {
     /// Sort in reverse
     #[arg(short, long)]
     reverse: bool,
-    /// Sum connections up; in the live view, Tab changes it
+    /// Sum up connections; in the live view, Tab changes this
     #[arg(short, long, value_name = "BY", default_value = "connection")]
     group: Grouping,
     /// Print one snapshot, with the rates of one interval, and exit
@@ -106,7 +106,7 @@ fn run(flags: &Flags) -> Result<Verdict, Failure> {
         .name("snapshots".into())
         .spawn(move || watch(interval, &sender))
         .doing("starting a thread")?;
-    // Restores the terminal before the message of a panic.
+    // This also restores the terminal before the message of a panic.
     let mut terminal = ratatui::try_init().doing("preparing the terminal")?;
     let ended = live(&mut app, &mut terminal, &snapshots, &interrupt);
     let restored = ratatui::try_restore().doing("restoring the terminal");
@@ -151,7 +151,7 @@ fn live(
             terminal.draw(|frame| draw::draw(app, frame))?;
         }
         changed = false;
-        if event::poll(LOOK)? {
+        if event::poll(POLL_INTERVAL)? {
             changed = true;
             if let Event::Key(key) = event::read()?
                 && app.key(key)
@@ -167,7 +167,7 @@ fn live(
     Ok(())
 }
 
-/// Prints one snapshot, with the rates since another one an interval before.
+/// Prints one snapshot, with the rates since another one that was taken an interval earlier.
 fn once(app: &mut App, interval: Duration, interrupt: &Interrupt) -> Result<Verdict, Failure> {
     let start = Instant::now();
     for turn in 0..2 {

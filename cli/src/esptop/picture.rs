@@ -1,4 +1,4 @@
-//! Screens as SVG, for the documentation.
+//! Draws screens as SVG, for the documentation.
 
 use ratatui::buffer::{Buffer, Cell};
 use ratatui::style::{Color, Modifier};
@@ -9,7 +9,7 @@ const CELL: (usize, usize) = (8, 17);
 const MARGIN: usize = 10;
 /// Distance of the base line from the top of a line in pixels.
 const BASE: usize = 13;
-/// Colours of a terminal without a colour of its own.
+/// Default text and background colours of the terminal.
 const INK: &str = "#d8dee9";
 const PAPER: &str = "#1e2430";
 
@@ -36,7 +36,7 @@ pub(super) fn svg(buffer: &Buffer) -> String {
     svg + "</svg>\n"
 }
 
-/// Draws cells of one style at this place.
+/// Draws cells with the same style at this position.
 fn drawn(cells: &[Cell], x: usize, y: usize) -> String {
     let text: String = cells.iter().map(Cell::symbol).collect();
     let Some(first) = cells.first() else {
@@ -78,7 +78,7 @@ fn drawn(cells: &[Cell], x: usize, y: usize) -> String {
     )
 }
 
-/// Returns a colour of the terminal; `default` for its own.
+/// Returns the SVG colour for a terminal colour; `default` for the terminal's default.
 fn colour(colour: Color, default: &'static str) -> &'static str {
     match colour {
         Color::Reset => default,

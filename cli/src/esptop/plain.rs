@@ -5,7 +5,7 @@ use super::columns::{COLUMNS, Column};
 use super::groups::{self, Grouping};
 use crate::table;
 
-/// Formats the list without a terminal: all columns but the bars.
+/// Formats the list without a terminal: all columns except the bars.
 pub(super) fn text(app: &App) -> String {
     let columns = COLUMNS.into_iter().filter(|column| *column != Column::Rate);
     let columns: Vec<_> = columns.collect();

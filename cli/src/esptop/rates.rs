@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 use esp_client::control::{ConnectionStatus, Status};
 
-/// Number of samples kept for each connection.
+/// Maximum number of samples that are kept for each connection.
 pub(super) const HISTORY: usize = 240;
 
 /// Identity of a connection.
@@ -27,7 +27,7 @@ impl Key {
     }
 }
 
-/// Values of a connection between two snapshots. `None`: the daemon does not know it.
+/// Values of a connection between two snapshots; `None` if the daemon does not know a value.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Sample {
     /// Bits acknowledged, per second.
@@ -41,7 +41,7 @@ pub(super) struct Sample {
 }
 
 impl Sample {
-    /// Bits in both directions, per second.
+    /// Returns the bits in both directions, per second.
     pub(super) fn both(&self) -> Option<f64> {
         match (self.tx, self.rx) {
             (None, None) => None,
@@ -95,13 +95,13 @@ impl History {
         self.samples.iter().rev()
     }
 
-    /// Returns the connection as of the last snapshot that had it.
+    /// Returns the connection as of the last snapshot that contained it.
     pub(super) fn connection(&self) -> &ConnectionStatus {
         &self.before
     }
 }
 
-/// Returns the growth of a counter per second; `None` if it is not known, or went back.
+/// Returns the growth of a counter per second; `None` if it is unknown or has decreased.
 fn rate(before: Option<u64>, after: Option<u64>, seconds: f64) -> Option<f64> {
     let growth = after?.checked_sub(before?)?;
     (seconds > 0.0).then(|| growth as f64 / seconds)
@@ -133,11 +133,11 @@ pub(super) struct Rates {
 }
 
 impl Rates {
-    /// Adds a snapshot taken at this time, in seconds. Connections that it lacks are forgotten, but
-    /// for `keep`.
+    /// Adds a snapshot taken at this time, in seconds. Connections that it lacks are forgotten,
+    /// except `keep`.
     pub(super) fn feed(&mut self, at: f64, status: &Status, keep: Option<&Key>) {
         if status.uptime_s < self.uptime {
-            // Another daemon, whose counters begin at zero.
+            // The daemon was restarted, and its counters start at zero.
             *self = Rates::default();
         }
         self.uptime = status.uptime_s;
@@ -239,7 +239,7 @@ mod tests {
             ..Sample::default()
         };
         assert_eq!(latest(&rates), Some(wanted));
-        // The counter went back, and no time passed.
+        // The counter has decreased, and no time has passed.
         rates.feed(13.0, &status(4.0, vec![connection(0)]), None);
         assert_eq!(latest(&rates).and_then(|sample| sample.tx), None);
         rates.feed(13.0, &status(4.0, vec![connection(5)]), None);

@@ -1,4 +1,5 @@
-//! Screens as text: those in `screens/` are reviewed. `ESP_BLESS=1` writes them anew.
+//! Tests that compare screens as text with the reviewed ones in `screens/`. `ESP_BLESS=1` writes
+//! these again.
 
 use std::path::Path;
 
@@ -28,7 +29,7 @@ fn app() -> App {
     App::new(Names::default(), (user_name, job_of), order, all)
 }
 
-/// Returns the number-th connection, `seconds` after its start; a busier one has a greater number.
+/// Returns a connection, `seconds` after its start; the greater its number, the busier it is.
 fn connection(number: u64, seconds: u64) -> ConnectionStatus {
     let peer = MacAddr([2, 0xe5, 0, 0, 0, (number % 200) as u8]);
     ConnectionStatus {
@@ -54,7 +55,7 @@ fn connection(number: u64, seconds: u64) -> ConnectionStatus {
     }
 }
 
-/// Returns a connection over a lease, of which the daemon knows the ends only.
+/// Returns a connection over a lease, of which the daemon knows only the ends.
 fn lease() -> ConnectionStatus {
     ConnectionStatus {
         interface: "eth0".into(),
@@ -98,7 +99,8 @@ fn status(connections: Vec<ConnectionStatus>, seconds: u64) -> Status {
     }
 }
 
-/// Feeds an application with some seconds of this many connections and one over a lease.
+/// Returns an application that was fed with several seconds of `count` connections and one over a
+/// lease.
 fn fed(count: u64) -> App {
     let mut app = app();
     for seconds in 0..10 {
@@ -250,7 +252,7 @@ fn the_selection_follows_its_connection() {
     assert_eq!(selected(&mut app), third);
     key(&mut app, KeyCode::Char('r'));
     assert_eq!(selected(&mut app), third);
-    // It ends: the row at its place is selected.
+    // The connection ends: the row at its position is selected.
     let mut rest: Vec<_> = [1, 2, 4, 5].map(|n| connection(n, 10)).to_vec();
     rest.push(lease());
     app.feed(10.0, Ok(status(rest, 10)));
@@ -297,7 +299,7 @@ fn filters_are_typed_and_cleared() {
     shows(&mut app, 80, 24, "filtered-80x24");
     key(&mut app, KeyCode::Esc);
     assert_eq!((app.rows().len(), app.filter_text()), (6, ""));
-    // Escape leaves the prompt without a change; what is typed is bounded.
+    // Escape leaves the prompt without a change; the length of typed text is limited.
     key(&mut app, KeyCode::Char('/'));
     typed(&mut app, &"x".repeat(5000));
     assert!(
@@ -446,7 +448,7 @@ fn a_group_opens_to_its_connections() {
     assert_eq!(app.grouping, Grouping::Connection);
     assert_eq!(app.filter_text(), "(dport 5000) and (pid 41)");
     assert_eq!(app.rows().len(), 2);
-    // A group of connections whose owner is not known does not open.
+    // A group of connections whose owner is unknown cannot be opened.
     app.set_filter("path lease", Filter::parse("path lease").expect("a filter"));
     for code in [KeyCode::Tab, KeyCode::Enter] {
         key(&mut app, code);

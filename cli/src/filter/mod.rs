@@ -1,6 +1,6 @@
-//! Filter expressions over sockets, in the way of ss(8): `state established and dport = 5000`.
+//! Filter expressions for sockets, in the style of ss(8): `state established and dport = 5000`.
 //!
-//! [`Filter::parse`] reads an expression, [`Socket`] is what it looks at.
+//! [`Filter::parse`] parses an expression, which is applied to a [`Socket`].
 
 mod parse;
 #[cfg(test)]
@@ -17,25 +17,25 @@ pub use parse::Error;
 
 /// Explanation of the expressions, for `--help`.
 pub const HELP: &str = "\
-Filters, joined by `and` (which may be left out), `or`, `not` and parentheses:
+Conditions, joined by `and` (which may be omitted), `or`, `not` and parentheses:
   state STATE         established, syn-sent, syn-received, fin-wait-1, fin-wait-2,
                       close-wait, closing, last-ack, time-wait, listening, bound,
-                      connected (all but listening and bound)
+                      connected (all except listening and bound)
   sport, dport PORT   local port, port of the peer
   src, dst NODE       local address, address or name of the peer
   dev IF              interface
   path PATH           daemon or lease
   user NAME|UID, pid PID, program NAME
   rtt TIME, cwnd PACKETS, retrans PACKETS, sendq BYTES, recvq BYTES
-= or nothing compares for equality; != < <= > >= are the other comparisons. The shell
-takes < > ( ) ! for itself: quote the expression, such as 'dport = 5000 and rtt > 1ms'.";
+= or no operator compares for equality; != < <= > >= are the other comparisons. The shell
+interprets < > ( ) ! itself: quote the expression, such as 'dport = 5000 and rtt > 1ms'.";
 
 /// State of a listener.
 pub const LISTENING: &str = "listening";
 /// State of a datagram port.
 pub const BOUND: &str = "bound";
 
-/// A socket, as filters see it.
+/// A socket as filters see it.
 #[derive(Clone, Debug)]
 pub struct Socket<'a> {
     /// State of the connection, [`LISTENING`] or [`BOUND`].
@@ -55,7 +55,7 @@ pub struct Socket<'a> {
 }
 
 impl<'a> Socket<'a> {
-    /// Views a connection.
+    /// Creates the view of a connection.
     pub fn connection(status: &'a Status, connection: &'a ConnectionStatus) -> Socket<'a> {
         Socket {
             state: &connection.state,
@@ -68,7 +68,7 @@ impl<'a> Socket<'a> {
         }
     }
 
-    /// Views a listener.
+    /// Creates the view of a listener.
     pub fn listener(status: &'a Status, listener: &'a ListenerStatus) -> Socket<'a> {
         Socket::unconnected(
             status,
@@ -79,7 +79,7 @@ impl<'a> Socket<'a> {
         )
     }
 
-    /// Views a datagram port.
+    /// Creates the view of a datagram port.
     pub fn edp(status: &'a Status, edp: &'a EdpStatus) -> Socket<'a> {
         Socket::unconnected(status, BOUND, &edp.interface, edp.port, &edp.owner)
     }
@@ -113,10 +113,10 @@ fn local(interfaces: &[InterfaceInfo], name: &str) -> Option<NodeAddr> {
 pub struct Filter(Option<Expr>);
 
 impl Filter {
-    /// Parses an expression; the empty one accepts every socket.
+    /// Parses an expression. An empty one accepts every socket.
     ///
     /// # Errors
-    /// The text is no expression, or names an unknown node or user.
+    /// The text is not a valid expression, or names an unknown node or user.
     pub fn parse(text: &str) -> Result<Filter, Error> {
         parse::parse(text, &parse::System::new()).map(Filter)
     }
@@ -126,7 +126,7 @@ impl Filter {
         self.0.is_none()
     }
 
-    /// Returns true for a socket to show.
+    /// Returns true if the filter accepts the socket.
     pub fn accepts(&self, socket: &Socket<'_>) -> bool {
         self.0.as_ref().is_none_or(|expr| expr.accepts(socket))
     }
@@ -200,7 +200,7 @@ impl Expr {
             Expr::All(parts) => parts.iter().all(|part| part.accepts(socket)),
             Expr::Not(part) => !part.accepts(socket),
             Expr::State(states) => states.contains(&socket.state),
-            // What is not known compares as different from every number.
+            // An unknown value compares as different from every number.
             Expr::Number(number, comparison, than) => match number.of(socket) {
                 Some(value) => comparison.holds(value, *than),
                 None => *comparison == Comparison::NotEqual,

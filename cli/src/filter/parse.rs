@@ -1,4 +1,4 @@
-//! Parser of filter expressions. Its errors point at the word.
+//! Parser of filter expressions. Its errors contain the position of the wrong word.
 
 use std::fmt;
 use std::ops::Range;
@@ -13,12 +13,12 @@ use crate::units;
 
 /// Maximum depth of parentheses and `not`.
 const DEPTH: usize = 32;
-/// Words with which a condition begins.
+/// Words that start a condition.
 const WORDS: [&str; 15] = [
     "state", "sport", "dport", "src", "dst", "dev", "path", "user", "pid", "program", "rtt",
     "cwnd", "retrans", "sendq", "recvq",
 ];
-/// States of a connection, as the daemon names them.
+/// States of a connection, with the daemon's names.
 const CONNECTED: [&str; 10] = [
     "syn-sent",
     "syn-received",
@@ -32,7 +32,7 @@ const CONNECTED: [&str; 10] = [
     "closed",
 ];
 
-/// An invalid expression, and the place in it.
+/// An error in an expression, and its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     text: String,
@@ -41,7 +41,7 @@ pub struct Error {
 }
 
 impl Error {
-    /// Returns what is wrong, in one line.
+    /// Returns the error in one line.
     pub fn why(&self) -> &str {
         &self.why
     }
@@ -66,7 +66,7 @@ impl std::error::Error for Error {}
 pub(super) trait Lookup {
     /// Returns the address of a node's name.
     fn node(&self, name: &str) -> Result<NodeAddr, String>;
-    /// Returns the uid of a user's name.
+    /// Returns the UID of a user's name.
     fn user(&self, name: &str) -> Option<u32>;
 }
 
@@ -97,7 +97,7 @@ impl Lookup for System {
     }
 }
 
-/// Parses an expression; `None` for the empty one.
+/// Parses an expression; returns `None` for an empty one.
 pub(super) fn parse(text: &str, lookup: &dyn Lookup) -> Result<Option<Expr>, Error> {
     let mut parser = Parser {
         text,
@@ -111,11 +111,11 @@ pub(super) fn parse(text: &str, lookup: &dyn Lookup) -> Result<Option<Expr>, Err
     let expr = parser.any(0)?;
     match parser.take() {
         None => Ok(Some(expr)),
-        Some(token) => Err(parser.error(&token, "this parenthesis closes none".into())),
+        Some(token) => Err(parser.error(&token, "unmatched `)`: remove it, or add `(`".into())),
     }
 }
 
-/// A word or an operator, and its place.
+/// A word or an operator, and its position.
 #[derive(Clone, Copy, Debug)]
 struct Token<'a> {
     text: &'a str,
@@ -140,12 +140,12 @@ fn tokens(text: &str) -> Vec<Token<'_>> {
                 .find(|c: char| c.is_whitespace() || is_operator(c))
                 .unwrap_or(rest.len()),
         };
-        let (token, behind) = rest.split_at(len);
+        let (token, after) = rest.split_at(len);
         if token.is_empty() {
             return tokens;
         }
         tokens.push(Token { text: token, at });
-        rest = behind;
+        rest = after;
     }
 }
 
@@ -182,12 +182,12 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Returns the next token; an error at the end of the expression.
-    fn expect(&mut self, what: &str) -> Result<Token<'a>, Error> {
+    /// Returns the next token; at the end of the expression, the error `why`.
+    fn expect(&mut self, why: &str) -> Result<Token<'a>, Error> {
         self.take().ok_or_else(|| Error {
             text: self.text.to_owned(),
             at: self.text.len()..self.text.len(),
-            why: format!("{what} is missing at the end"),
+            why: why.to_owned(),
         })
     }
 
@@ -215,7 +215,7 @@ impl<'a> Parser<'a> {
 
     /// Parses a condition, a negation or parentheses.
     fn one(&mut self, depth: usize) -> Result<Expr, Error> {
-        let token = self.expect("a condition")?;
+        let token = self.expect("a condition is missing at the end")?;
         if depth >= DEPTH {
             let why = format!("more than {DEPTH} levels of parentheses and `not`");
             return Err(self.error(&token, why));
@@ -224,7 +224,7 @@ impl<'a> Parser<'a> {
             "not" | "!" => Ok(Expr::Not(Box::new(self.one(depth + 1)?))),
             "(" => {
                 let expr = self.any(depth + 1)?;
-                let close = self.expect("`)`")?;
+                let close = self.expect("`)` is missing at the end")?;
                 if close.text != ")" {
                     return Err(self.error(&close, "write `)` or another condition".into()));
                 }
@@ -239,7 +239,7 @@ impl<'a> Parser<'a> {
             let hint = did_you_mean(word.text, WORDS);
             let why = if hint.is_empty() {
                 format!(
-                    "`{}` begins no condition: write one of {}",
+                    "`{}` does not start a condition: write one of {}",
                     word.text,
                     WORDS.join(", ")
                 )
@@ -250,10 +250,10 @@ impl<'a> Parser<'a> {
         }
         let operator = self.tokens.get(self.next).copied();
         let comparison = self.comparison();
-        let value = self.expect(&format!("a value of `{}`", word.text))?;
+        let missing = format!("`{}` needs a value", word.text);
+        let value = self.expect(&missing)?;
         if ["(", ")", "!", "&", "|", "&&", "||"].contains(&value.text) {
-            let why = format!("a value of `{}` is missing before this", word.text);
-            return Err(self.error(&value, why));
+            return Err(self.error(&value, missing));
         }
         let number = self.number(word.text, value.text);
         if let Some(number) = number {
@@ -267,7 +267,7 @@ impl<'a> Parser<'a> {
             (Comparison::Equal, _) => Ok(is),
             (Comparison::NotEqual, _) => Ok(Expr::Not(Box::new(is))),
             (_, operator) => {
-                let why = format!("`{}` has no order: write = or !=", word.text);
+                let why = format!("`{}` supports only = and !=", word.text);
                 Err(self.error(&operator.unwrap_or(word), why))
             }
         }

@@ -3,7 +3,7 @@ use esp_client::{MacAddr, NodeAddr};
 use super::parse::{Lookup, parse};
 use super::*;
 
-/// Names of a made-up system.
+/// Names of an imaginary system.
 struct Names;
 
 impl Lookup for Names {
@@ -115,7 +115,7 @@ fn conditions_select_sockets() {
         ("rtt > 1ms", [false, false, false]),
         ("cwnd <= 10", [true, false, false]),
         ("sendq ge 2k", [true, false, false]),
-        // The daemon does not know it.
+        // The daemon does not know the value.
         ("retrans = 0", [false, false, false]),
         ("retrans > 0", [false, false, false]),
     ] {
@@ -156,7 +156,7 @@ fn errors_point_at_the_word() {
         (
             "colour red",
             "colour",
-            "begins no condition: write one of state",
+            "does not start a condition: write one of state",
         ),
         ("state establish", "establish", "unknown state"),
         (
@@ -166,16 +166,16 @@ fn errors_point_at_the_word() {
         ),
         ("dport = x", "x", "invalid port `x`: write a number"),
         ("dport = 70000", "70000", "invalid port"),
-        ("dport", "", "a value of `dport` is missing at the end"),
-        ("dport )", ")", "a value of `dport` is missing before this"),
+        ("dport", "", "`dport` needs a value"),
+        ("dport )", ")", "`dport` needs a value"),
         ("(dport 1", "", "`)` is missing at the end"),
-        ("dport 1)", ")", "closes none"),
+        ("dport 1)", ")", "unmatched `)`"),
         ("dport 1 and", "", "a condition is missing at the end"),
-        ("or dport 1", "or", "begins no condition"),
+        ("or dport 1", "or", "does not start a condition"),
         ("not", "", "a condition is missing at the end"),
         ("dst nod1", "nod1", "unknown node `nod1`"),
         ("dst node1:x", "node1:x", "invalid port `x`"),
-        ("dst > node1", ">", "`dst` has no order: write = or !="),
+        ("dst > node1", ">", "`dst` supports only = and !="),
         ("user bob", "bob", "unknown user `bob`"),
         (
             "path wire",
@@ -185,7 +185,7 @@ fn errors_point_at_the_word() {
         ("rtt > 5x", "5x", "invalid duration"),
         ("sendq > 1y", "1y", "invalid size"),
         ("pid -1", "-1", "invalid process id"),
-        ("é dport", "é", "begins no condition"),
+        ("é dport", "é", "does not start a condition"),
         ("dport = ≠", "≠", "invalid port"),
     ] {
         let error = parse(text, &Names).expect_err(text).to_string();

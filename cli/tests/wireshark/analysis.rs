@@ -1,4 +1,4 @@
-//! What the dissector finds out about a connection.
+//! Tests of the dissector's analysis of connections.
 
 use super::{Capture, Record, UDP_PORT, ethernet, fields, has_tshark, padded, udp};
 
@@ -8,11 +8,11 @@ const FIN: u8 = 0x04;
 const RST: u8 = 0x08;
 const EXT: u8 = 0x10;
 const PRB: u8 = 0x20;
-/// First sequences of both sides: the first wraps at its third packet.
+/// First sequence numbers of both sides: that of the first side wraps at its third packet.
 const X: u16 = 65534;
 const Y: u16 = 100;
 
-/// A packet of the connection, backwards from port 5000 to 40000.
+/// Returns a packet of the connection; if `back`, from port 5000 to 40000.
 fn packet(back: bool, flags: u8, seq: u16, ack: u16, payload: &[u8], ext: &[u8]) -> Vec<u8> {
     let (src, dst) = if back { (5000, 40000) } else { (40000, 5000) };
     let len = u16::try_from(payload.len()).expect("a short payload");
@@ -24,7 +24,7 @@ fn packet(back: bool, flags: u8, seq: u16, ack: u16, payload: &[u8], ext: &[u8])
     bytes
 }
 
-/// A set-up block.
+/// Returns a set-up block.
 fn setup(nonce: u8, credit: u16) -> Vec<u8> {
     let mut block = vec![1, 0, 5, 209, 0, 0, 0, 2];
     block.extend([nonce; 8]);
@@ -34,13 +34,13 @@ fn setup(nonce: u8, credit: u16) -> Vec<u8> {
     block
 }
 
-/// An extension with the credit edge.
+/// Returns an extension with the credit edge.
 fn credit(edge: u16) -> Vec<u8> {
     let [high, low] = edge.to_be_bytes();
     vec![4, 1, high, low]
 }
 
-/// A capture of packets at these times in µs: the direction is that of the packet's ports.
+/// Creates a capture of packets at these times in µs. Their ports determine the direction.
 fn capture(packets: &[(u32, Vec<u8>)]) -> Capture {
     let record = |(time, bytes): &(u32, Vec<u8>)| {
         let back = bytes[2..4] == 40000u16.to_be_bytes();
@@ -49,7 +49,8 @@ fn capture(packets: &[(u32, Vec<u8>)]) -> Capture {
     Capture::of(&packets.iter().map(record).collect::<Vec<_>>())
 }
 
-/// A connection that is set up in 200 µs and grants the first side a credit of ten.
+/// Returns the packets of a connection that is set up in 200 µs and grants the first side a credit
+/// of ten.
 fn open() -> Vec<(u32, Vec<u8>)> {
     vec![
         (0, packet(false, SYN, X, 0, &setup(1, 10), &[])),
@@ -61,12 +62,12 @@ fn open() -> Vec<(u32, Vec<u8>)> {
     ]
 }
 
-/// Data of the first side with this relative number.
+/// Returns data of the first side with this relative number.
 fn data(number: u16) -> Vec<u8> {
     packet(false, ACK, X.wrapping_add(number), Y + 1, b"data", &[])
 }
 
-/// Bare acknowledgement of the second side up to this relative number.
+/// Returns a bare acknowledgement of the second side up to this relative number.
 fn ack(number: u16, ext: &[u8]) -> Vec<u8> {
     let flags = if ext.is_empty() { ACK } else { ACK | EXT };
     packet(true, flags, Y + 1, X.wrapping_add(number), &[], ext)
@@ -119,7 +120,7 @@ fn round_trips_are_measured() {
     packets.push((1000, data(1)));
     packets.push((1100, data(2)));
     packets.push((1400, ack(3, &[])));
-    // Sent twice: no sample (Karn).
+    // Sent twice, so there is no sample (Karn).
     packets.push((2000, data(3)));
     packets.push((9000, data(3)));
     packets.push((9100, ack(4, &[])));
@@ -209,7 +210,7 @@ fn losses_and_repetitions_are_marked() {
     check(&packets, &names, wanted);
 }
 
-/// The time at which the gap was noticed decides, not later packets.
+/// The time at which the gap was noticed decides, not the time of later packets.
 #[test]
 fn a_gap_that_is_filled_late_was_a_loss() {
     if !has_tshark("a_gap_that_is_filled_late") {
@@ -267,7 +268,7 @@ fn connections_are_told_apart() {
         return;
     }
     let mut packets = open();
-    // The ports are used again: another nonce.
+    // The ports are used again, with another nonce.
     packets.push((5000, packet(false, SYN, 7, 0, &setup(3, 10), &[])));
     packets.push((5010, packet(true, SYN | ACK, 9, 8, &setup(4, 10), &[])));
     let mut other = data(1);

@@ -1,17 +1,18 @@
-//! Packets that no sender would send: no error of the dissector's own code.
+//! Tests with packets that no sender would send: they cause no error in the dissector's own code.
 
 use std::fs;
 
 use super::vectors::rows;
 use super::{Capture, Record, UDP_PORT, ethernet, has_tshark, padded, tshark, tshark_within, udp};
 
-/// Text of Wireshark for an error of a Lua script.
+/// Wireshark's text for an error of a Lua script.
 const LUA_ERROR: &str = "Lua Error";
 
-/// Bytes of address space of a tshark that is to take little memory. Half of it is for libraries.
+/// Limit on the address space of a tshark that must use little memory, in bytes. Half of it is for
+/// libraries.
 const LIMIT: u64 = 600 << 20;
 
-/// Random numbers that repeat (splitmix64).
+/// Reproducible random numbers (SplitMix64).
 struct Dice(u64);
 
 impl Dice {
@@ -27,7 +28,7 @@ impl Dice {
     }
 }
 
-/// Packets that are cut, changed, joined, or random.
+/// Returns packets that are cut, changed, joined, or random.
 fn packets() -> Vec<Vec<u8>> {
     let mut dice = Dice(4711);
     let all: Vec<Vec<u8>> = ["V-", "D-", "S-"]
@@ -98,13 +99,13 @@ fn captures_that_cut_packets_do_not_make_the_dissector_fail() {
     }
     let text = tshark(&Capture::of(&records), &[], &["-V"]);
     assert!(!text.contains(LUA_ERROR), "{}", around(&text));
-    // The packets are sound: only the capture lacks bytes.
+    // The packets are valid: only the capture lacks bytes.
     assert!(!text.contains("[Malformed]"), "a cut packet was blamed");
-    assert!(text.contains("The capture has not all bytes"));
+    assert!(text.contains("The capture lacks bytes"));
 }
 
-/// A capture in which each packet of a connection opens a gap, and no one acknowledges: each gap is
-/// as wide as what is remembered, and only the last one may be.
+/// In this capture, each packet of a connection opens a gap, and none is acknowledged. Each gap is
+/// as wide as the range that is remembered, so only the last one may be remembered.
 #[test]
 fn gaps_without_end_take_no_memory_without_end() {
     if !has_tshark("gaps_without_end_take_no_memory_without_end") {
@@ -124,7 +125,7 @@ fn gaps_without_end_take_no_memory_without_end() {
     assert!(text.lines().all(|line| line == "0"), "one connection");
 }
 
-/// The check above sees errors: this script has one.
+/// The tests above detect errors: this script has one.
 #[test]
 fn an_error_of_a_script_is_seen() {
     if !has_tshark("an_error_of_a_script_is_seen") {
@@ -142,7 +143,7 @@ fn an_error_of_a_script_is_seen() {
     assert!(text.contains(LUA_ERROR), "{text}");
 }
 
-/// The first error, with the lines before it.
+/// Returns the first error with the lines before it.
 fn around(text: &str) -> &str {
     let at = text.find(LUA_ERROR).unwrap_or(0);
     let from = text[..at].rfind("\nFrame ").unwrap_or(0);

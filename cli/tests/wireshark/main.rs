@@ -1,6 +1,6 @@
-//! The Wireshark dissector, run by tshark over capture files made here.
+//! Tests of the Wireshark dissector, run by tshark on capture files that are created here.
 //!
-//! Where tshark is not installed, the tests skip themselves.
+//! If tshark is not installed, the tests are skipped.
 
 mod analysis;
 mod hostile;
@@ -14,14 +14,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Stations of all captures.
 const A: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const B: [u8; 6] = [2, 0, 0, 0, 0, 2];
-/// Port of daemons.
+/// UDP port of daemons.
 const UDP_PORT: u16 = 2805;
-/// Shortest packet in UDP.
+/// Minimum length of a packet in UDP.
 const MIN_PACKET: usize = 48;
 
 /// A frame of a capture.
 struct Record {
-    /// Microseconds since the start.
+    /// Time since the start, in microseconds.
     time: u32,
     bytes: Vec<u8>,
     /// Length of the frame before it was cut.
@@ -35,13 +35,13 @@ impl Record {
     }
 }
 
-/// Puts a packet, from its type on, into an Ethernet frame, backwards from B to A.
+/// Wraps a packet, which starts with its type, in an Ethernet frame; from B to A if `back`.
 fn ethernet(packet: &[u8], back: bool) -> Vec<u8> {
     let (dst, src) = if back { (A, B) } else { (B, A) };
     [&dst[..], &src, packet].concat()
 }
 
-/// Puts the payload of a datagram into an Ethernet frame with IPv4.
+/// Wraps the payload of a datagram in an Ethernet frame with IPv4.
 fn udp(payload: &[u8], ports: (u16, u16), back: bool) -> Vec<u8> {
     let len = |more: usize| u16::try_from(payload.len() + more).expect("a short packet");
     let hosts = [[10, 0, 0, 1], [10, 0, 0, 2]];
@@ -107,7 +107,7 @@ fn dissector() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("wireshark/esp.lua")
 }
 
-/// Returns false, after saying so, where tshark is not installed.
+/// Returns false, and reports that the test is skipped, if tshark is not installed.
 fn has_tshark(test: &str) -> bool {
     let found = Command::new("tshark")
         .arg("--version")
@@ -128,7 +128,7 @@ fn tshark(capture: &Capture, scripts: &[&Path], args: &[&str]) -> String {
     run(Command::new("tshark"), capture, scripts, args)
 }
 
-/// Runs tshark with the dissector within this many bytes of address space.
+/// Runs tshark with the dissector and a limit on its address space, in bytes.
 fn tshark_within(limit: u64, capture: &Capture, args: &[&str]) -> String {
     let mut command = Command::new("prlimit");
     command.arg(format!("--as={limit}")).arg("tshark");
@@ -137,7 +137,7 @@ fn tshark_within(limit: u64, capture: &Capture, args: &[&str]) -> String {
 
 fn run(mut command: Command, capture: &Capture, scripts: &[&Path], args: &[&str]) -> String {
     command.arg("-n").arg("-r").arg(&capture.0);
-    // Neither the preferences nor the plugins of the user.
+    // Ignore the user's preferences and plugins.
     command.env("HOME", "/nonexistent").env("LC_ALL", "C.UTF-8");
     command.env_remove("XDG_CONFIG_HOME");
     for script in [dissector().as_path()].iter().chain(scripts) {

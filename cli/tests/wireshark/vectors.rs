@@ -1,13 +1,14 @@
-//! Every test vector of `docs/wire-format.md`, over raw Ethernet and in UDP.
+//! Tests of every test vector of `docs/wire-format.md`, over raw Ethernet and in UDP.
 
 use std::collections::BTreeMap;
 
 use super::{Capture, Record, UDP_PORT, ethernet, fields, has_tshark, padded, udp};
 
-/// Values that a vector has: field and value.
+/// Fields of a vector and their values.
 type Meaning = &'static [(&'static str, &'static str)];
 
-/// Vectors whose frames are sound; a receiver drops them for its state alone, or they are not ours.
+/// Vectors whose frames are valid; a receiver drops them only because of its state, or they are not
+/// for it.
 const NOT_MALFORMED: [&str; 4] = ["D-17", "D-18", "D-22", "D-44"];
 
 #[rustfmt::skip]
@@ -84,7 +85,7 @@ pub(super) struct Row {
     pub(super) bytes: Vec<u8>,
 }
 
-/// Reads the vectors whose id begins with `prefix`.
+/// Reads the vectors whose ID begins with `prefix`.
 pub(super) fn rows(prefix: &str) -> Vec<Row> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/wire-format.md");
     let page = std::fs::read_to_string(path).expect("docs/wire-format.md");
@@ -114,7 +115,7 @@ pub(super) fn rows(prefix: &str) -> Vec<Row> {
     rows
 }
 
-/// Puts packets into a capture over raw Ethernet, or else in UDP.
+/// Creates a capture of packets over raw Ethernet, or else in UDP.
 fn capture<'a>(packets: impl Iterator<Item = &'a Row>, raw: bool) -> Capture {
     let frame = |row: &Row| match raw {
         true => ethernet(&row.bytes, false),
@@ -220,7 +221,7 @@ fn malformed_packets_are_marked_with_the_rule_that_they_break() {
         if !marked {
             continue;
         }
-        // The page ends with the rule, such as `(W-43)`. A move with EXT breaks two.
+        // The text ends with the rule, such as `(W-43)`. A move with EXT breaks two rules.
         let rule = row
             .text
             .rsplit_once('(')

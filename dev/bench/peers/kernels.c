@@ -9,10 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST = 20000, PARTS = 5 };
+enum { MAX_SAMPLES = 20000, PARTS = 5 };
 
 static int rank, size, scale;
-static double times[MOST];
+static double times[MAX_SAMPLES];
 
 static void stop(const char *why) {
     fprintf(stderr, "kernels: %s\n", why);
@@ -41,7 +41,7 @@ static void report(const char *name, int bytes, int count) {
 static int samples(int most, int bytes) {
     long n = (long)most * scale / 100;
     if (bytes > 4096) n = n * 4096 / bytes;
-    return n < 10 ? 10 : n > MOST ? MOST : (int)n;
+    return n < 10 ? 10 : n > MAX_SAMPLES ? MAX_SAMPLES : (int)n;
 }
 
 static void pingpong(int bytes) {
@@ -63,7 +63,7 @@ static void pingpong(int bytes) {
     free(buffer);
 }
 
-// Bytes are those of one part: what a rank sends to each other one.
+// `bytes` is the length of one part, which a rank sends to each other rank.
 static void collective(const char *name, int bytes) {
     const size_t whole = (size_t)bytes * (size_t)size;
     char *out = memory(whole), *in = memory(whole);
@@ -92,7 +92,7 @@ static void rate(const char *name, int steps, double seconds) {
     if (rank == 0) printf("RATE %s 0 %.4f\n", name, steps / longest);
 }
 
-// One 5 x 5 matrix times the sum of four vectors, three times: some 200 operations.
+// One 5 x 5 matrix times the sum of four vectors, three times: about 200 operations.
 static void relax(double *v, const double *a, const double *b,
                   const double *c) {
     double x[PARTS], y[PARTS];

@@ -1,4 +1,4 @@
-// What the machine can do: a cache line handed between two cores, memcpy, the kernel's copy from another process.
+// Limits of the machine: a cache line handed between two cores, memcpy, the kernel's copy from another process.
 #include "worker.h"
 #include <stdatomic.h>
 #include <sys/mman.h>
@@ -11,7 +11,7 @@
 struct page {
     _Alignas(128) _Atomic uint64_t ping;
     _Alignas(128) _Atomic uint64_t pong;
-    // Where rank 1 has its memory, and whether rank 0 needs it no more.
+    // Address of rank 1's memory, and whether rank 0 no longer needs it.
     _Alignas(128) _Atomic uintptr_t theirs;
     _Atomic int copied;
 };
@@ -78,14 +78,14 @@ static void copy(size_t size, size_t window, size_t count, size_t slots) {
     free(times);
 }
 
-// The same, but from the other process's memory, by the kernel.
+// Likewise, but the kernel copies from the other process's memory.
 static void cross_copy(struct page *page, int rank, pid_t other, uint64_t *turn, size_t size, size_t window,
                        size_t count, size_t slots) {
     char *mine = memory(size * slots);
     if (rank) {
         atomic_store(&page->copied, 0);
         atomic_store(&page->theirs, (uintptr_t)mine);
-        line_rounds(page, rank, turn, 1); // It is there.
+        line_rounds(page, rank, turn, 1); // Rank 0 may read the address.
         while (!atomic_load(&page->copied)) usleep(1000);
         free(mine);
         return;

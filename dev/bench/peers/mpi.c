@@ -1,4 +1,4 @@
-// The same work through an MPI library. Ranks below half of them send, each to the one half of them further on.
+// The same work over an MPI library. Each rank of the lower half sends to the rank half of the size above it.
 #include "worker.h"
 #include <mpi.h>
 
@@ -14,7 +14,7 @@ static void recv_from(void *p, size_t n, int peer, int tag) {
     MPI_Recv(p, (int)n, MPI_BYTE, peer, tag, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
 }
 
-// Everybody waits for everybody, by messages, the same way in all libraries.
+// A barrier made of messages, so that it is the same in all libraries.
 static void meet(void) {
     if (rank == 0) {
         for (int i = 1; i < size; i++) recv_from(NULL, 0, i, READY);
@@ -109,7 +109,7 @@ static void compute(uint64_t ns) {
     while (now_ns() < end) {}
 }
 
-// Producer and consumer of the skew experiment: how long until the producer is through with a window?
+// Producer and consumer of the skew experiment: measures the time in which the producer completes a window.
 static void skew(size_t n, uint64_t produce, uint64_t consume, size_t window, size_t count) {
     char *p = memory(n * window);
     uint64_t *times = numbers(count);
@@ -140,7 +140,7 @@ static void skew(size_t n, uint64_t produce, uint64_t consume, size_t window, si
     free(p);
 }
 
-// Rank 1 has `backlog` unexpected messages that stay; each sample takes `depth` further ones, the last first.
+// Rank 1 has `backlog` unexpected messages that stay queued; each sample takes `depth` further ones, the last first.
 static void unexpected(size_t backlog, size_t count, size_t depth) {
     char p[8] = {0};
     uint64_t *times = numbers(count);
@@ -166,7 +166,7 @@ static void unexpected(size_t backlog, size_t count, size_t depth) {
     free(times);
 }
 
-// Rank 1 has posted `backlog` receives that stay; a ping-pong goes past them.
+// Rank 1 has posted `backlog` receives that stay queued; a ping-pong goes past them.
 static void posted(size_t backlog, size_t count, size_t batch) {
     char p[8] = {0}, *held = memory(8 * backlog);
     MPI_Request *requests = calloc(backlog + 1, sizeof *requests);
@@ -250,7 +250,7 @@ static void sort(size_t keys, size_t count) {
 
 int main(int argc, char **argv) {
     if (argc < 3) return 2;
-    // Bound before the library looks at the machine: each launcher says the rank in a variable of its own.
+    // Binds the process before the library inspects the machine: each launcher passes the rank in its own variable.
     const char *early = getenv("OMPI_COMM_WORLD_RANK");
     if (!early) early = getenv("PMI_RANK");
     if (early) pin(argv[2], atoi(early));

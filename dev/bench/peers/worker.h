@@ -1,5 +1,5 @@
-// What the measured programs share: each rank connects to the benchmark's socket, takes one line of work at a time and
-// answers with the nanoseconds it measured. Between two lines it sleeps in read(), so that it disturbs nobody.
+// Code of all measured programs: each rank connects to the benchmark's socket, takes one line of work at a time and
+// answers with the nanoseconds it measured. Between two lines it sleeps in read(), so that it disturbs no other process.
 #ifndef WORKER_H
 #define WORKER_H
 
@@ -60,7 +60,7 @@ static void join_benchmark(const char *path, int rank) {
     say("rank %d\n", rank);
 }
 
-// The next work; 0 when there is none any more.
+// Reads the next line of work; returns 0 at the end of the input.
 static int next_work(char *line, int room) {
     return fgets(line, room, benchmark_in) != NULL;
 }
@@ -71,7 +71,7 @@ static void tell(const char *name, const uint64_t *values, size_t count) {
     say("\n");
 }
 
-// Memory that is there: written once.
+// Allocates memory and writes it once, so that its pages exist.
 static char *memory(size_t length) {
     char *p = aligned_alloc(4096, (length + 4095) / 4096 * 4096 + 4096);
     if (!p) die("memory");

@@ -1,4 +1,4 @@
-//! Comparison with an earlier report: what is slower or faster beyond the noise.
+//! Comparison with an earlier report: figures that are slower or faster beyond the noise.
 
 use std::fmt::{self, Write};
 
@@ -33,7 +33,7 @@ pub struct Comparison {
     pub alone: usize,
     /// Number of figures with fewer rounds than show the noise, or without a value.
     pub unclear: usize,
-    /// Machines of the earlier report that are not those of today.
+    /// Machines of the earlier report that differ from today's.
     pub other_machines: Vec<String>,
 }
 
@@ -69,7 +69,7 @@ fn outcome(before: &Figure, now: &Figure) -> Outcome {
     }
 }
 
-/// Compares the figures of now with those of an earlier report, of the benchmarks measured now.
+/// Compares the current figures with those of an earlier report, for the benchmarks measured now.
 pub fn compare(before: &[Figure], now: &[Figure]) -> Comparison {
     let mut all = Comparison::default();
     let is_measured = |old: &&Figure| now.iter().any(|new| new.bench == old.bench);

@@ -112,10 +112,10 @@ fn udp_stream(job: &Task, listening: impl FnOnce() -> io::Result<()>) -> io::Res
     }
 }
 
-/// Returns the waiting of an ESP end: the default for [`Wait::Block`]; for [`Wait::Poll`] without
-/// end, yielding if the daemon has the same core.
+/// Returns how an ESP end waits: by default for [`Wait::Block`]; for [`Wait::Poll`] it spins
+/// without a limit, or yields if the daemon shares its core.
 fn esp_spin(job: &Task) -> Option<Spin> {
-    // Over a lease no daemon has to run.
+    // Leases and UDP need no daemon.
     match (
         job.wait,
         job.own_core || matches!(job.path, Protocol::Lease | Protocol::Udp),

@@ -12,7 +12,7 @@ use crate::samples::median;
 use crate::stream::{connect, listen};
 use crate::table::{Column, Style, median_of, of_rounds, render, rounded};
 use crate::task::{HOLDING, LISTENING, Protocol, Role};
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 use lab::{Lab, LabOptions};
 
 /// Name, title and limits.
@@ -20,10 +20,11 @@ pub static ABOUT: About = About {
     name: "engines",
     title: "8 programs of each node stream one way through its daemon with 1, 2 and 4 engines, \
             MTU 1500",
-    limits: "With one engine its thread is the limit. With several, all threads together take no more time \
-             for a frame, and the busiest takes a part of it, by the programs that it serves. Where \
-             there are cores for all, the rate can grow by as much: that is calculated, for here the \
-             engines of both nodes and all programs share two cores, whose time is the limit.",
+    limits: "With one engine its thread is the limit. With several, all threads together take no \
+             more time for a frame, and the busiest thread takes only the share of the programs \
+             that it serves. If there are cores for all threads, the rate can grow accordingly. \
+             That is calculated, because here the engines of both nodes and all programs share \
+             two cores, whose time is the limit.",
     millis: [4_000, 3_000],
 };
 
@@ -35,7 +36,7 @@ const PROGRAMS: u16 = 8;
 const BLOCK: usize = 128 << 10;
 /// Payload of a full frame in bytes.
 const PAYLOAD: f64 = 1489.0;
-/// Ports are chosen in turn from those of which a block belongs to each engine.
+/// First of the ports used in turn. Each engine owns a block of them.
 const FIRST_PORT: u16 = 33_000;
 const PORTS: u16 = 32_000;
 
@@ -46,7 +47,7 @@ pub struct EnginesTask {
     pub engines: Role,
     /// Port of the server.
     pub port: u16,
-    /// Milliseconds of sending, from the end of the client's standard input on.
+    /// Milliseconds of sending, which starts at the end of the client's standard input.
     pub millis: u64,
 }
 

@@ -15,7 +15,7 @@ use crate::samples::median;
 use crate::stream::{Stream, connect, listen};
 use crate::table::{Column, Style, render, rounded};
 use crate::task::{LISTENING, Protocol, Role};
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 use lab::{Lab, LabOptions, WireOptions};
 
 /// Name, title and limits.
@@ -62,7 +62,7 @@ pub struct IncastTask {
 pub struct Flow {
     /// Bytes received.
     pub bytes: u64,
-    /// Longest time without any, in nanoseconds.
+    /// Longest time without received bytes, in nanoseconds.
     pub stall: u64,
 }
 
@@ -335,7 +335,8 @@ impl Bench {
     }
 }
 
-/// Returns the options of the wire. Without offload, so that the queue holds as many bytes of all.
+/// Returns the options of the wire. Segmentation offload is off, so that a frame of the queue holds
+/// as many bytes on every path.
 fn wire() -> WireOptions {
     WireOptions {
         rate: Some(RATE),

@@ -1,4 +1,4 @@
-//! Benchmarks of ESP beside TCP, a bare packet-socket loop and other MPI transports.
+//! Benchmarks that compare ESP with TCP, a bare packet-socket loop and other MPI transports.
 //!
 //! Absolute times differ from machine to machine and from day to day; ratios of protocols measured
 //! in turn do not. A *round* runs every *case* of a benchmark once, one after the other. A ratio is
@@ -19,7 +19,7 @@
 //! | [`engines`] | many programs of a node through one daemon with several engines |
 //! | [`programs`] | many programs of a node through one daemon |
 //! | [`protect`] | suites of protected packets, and TLS of the kernel |
-//! | [`intra`] | benchmarks within one node: shared memory beside other projects' |
+//! | [`intra`] | benchmarks within one node: shared memory compared with other projects' |
 //! | [`papers`] | the experiments of five papers, and their page |
 #![forbid(unsafe_code)]
 

@@ -55,7 +55,7 @@ pub struct Case {
     pub wait: Wait,
     /// Traffic.
     pub work: Work,
-    /// False: segmentation offload of both nodes is off meanwhile.
+    /// False: segmentation offload of both nodes is off during the measurement.
     pub offload: bool,
 }
 
@@ -77,7 +77,7 @@ impl Case {
 impl Bench {
     /// Returns the cases in the same lab that differ by the protocol alone. TCP is measured in one
     /// of the labs that differ by the protection of ESP's packets.
-    pub fn beside(&self, case: &Case, path: Protocol) -> Vec<usize> {
+    pub fn counterparts(&self, case: &Case, path: Protocol) -> Vec<usize> {
         let lab = |index: usize| self.labs.get(index).copied().unwrap_or_default();
         let plain = |index| LabPlan {
             protection: Protection::None,
@@ -158,24 +158,25 @@ pub static BENCHES: [About; 8] = [
     About {
         name: "pingpong",
         title: "latency over size: half a round trip",
-        limits: "Blocking, the time is that of waking a core, which ESP's programs avoid by \
-                 yielding before they sleep; polling, three quarters of a short message is the \
-                 kernel's path from one packet socket to the other, which the bare loop takes, \
-                 too. Long messages are limited by the cost per frame, where TCP has segmentation \
-                 offload and packet sockets have not.",
+        limits: "When both ends block, most of the time is that of waking a core, which ESP's \
+                 programs avoid by yielding before they sleep. When both poll, three quarters of \
+                 the time of a short message are the kernel's path from one packet socket to the \
+                 other, which the bare loop takes, too. Long messages are limited by the cost per \
+                 frame: TCP has segmentation offload, packet sockets do not.",
         millis: [1_000, 500],
     },
     About {
         name: "send",
         title: "mean time of the send calls of a burst of 32, 1 byte each, 20 µs between bursts",
         limits: "A sample is the mean of a burst, because reading the clock at each call would be \
-                 a good part of a call through the daemon: p50 and p99 are those of bursts, and \
-                 single calls take longer. Through the daemon a call is a copy into shared memory \
-                 and an atomic operation, and only the first one after the daemon fell asleep is a \
-                 system call. Over a lease, and over UDP without a daemon, it sends a frame \
-                 through the kernel, on this virtual link up to the receiver's socket, while \
-                 window and credit allow it; else it is a copy, too, and its bytes share a later \
-                 frame. Which of the two most calls do differs from round to round.",
+                 a considerable part of a call through the daemon: p50 and p99 are those of \
+                 bursts, and single calls take longer. Through the daemon a call is a copy into \
+                 shared memory and an atomic operation; only the first call after the daemon fell \
+                 asleep is a system call. Over a lease, and over UDP without a daemon, a call \
+                 sends a frame through the kernel, on this virtual link up to the receiver's \
+                 socket, if window and credit allow it; otherwise it is a copy, too, and its \
+                 bytes share a later frame. Which of the two most calls do differs from round to \
+                 round.",
         millis: [490, 130],
     },
     About {
@@ -206,14 +207,15 @@ pub static BENCHES: [About; 8] = [
     },
     About {
         name: "idle",
-        title: "one busy connection beside none and 999 idle ones, through the daemon",
-        limits: "The daemon's work depends on the connections with traffic, not on those that \
-                 exist. An idle connection costs the pages of its rings that were touched.",
+        title: "one busy connection, alone and with 999 idle ones, through the daemon",
+        limits: "The daemon's work depends on the number of connections with traffic, not of \
+                 those that exist. An idle connection costs the pages of its rings that were \
+                 touched.",
         millis: [840, 510],
     },
     About {
         name: "leases",
-        title: "one busy connection beside no other leased port and 63 of each node",
+        title: "one busy connection, with no other leased port and with 63 others of each node",
         limits: "The leased sockets of an interface form one fan-out group, so that one filter \
                  program selects the socket of a frame by binary search. Without the group each \
                  further socket costs every frame 120 ns.",
@@ -431,7 +433,7 @@ mod tests {
             {
                 let lab = bench.labs[case.lab];
                 let tcp = [Protocol::Tcp, Protocol::TcpNoOffload]
-                    .map(|path| bench.beside(case, path).len());
+                    .map(|path| bench.counterparts(case, path).len());
                 let alone = ["idle", "leases"].contains(&bench.about.name);
                 assert_eq!(tcp.contains(&1), !alone, "{}: {case:?}", bench.about.name);
                 let raw = match (bench.about.name, case.work) {
@@ -442,7 +444,7 @@ mod tests {
                     _ => 0,
                 };
                 assert_eq!(
-                    bench.beside(case, Protocol::Raw).len(),
+                    bench.counterparts(case, Protocol::Raw).len(),
                     raw,
                     "{}: {case:?}",
                     bench.about.name

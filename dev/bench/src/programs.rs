@@ -1,5 +1,5 @@
-//! Many programs of a node through one daemon: latency of one beside idle ones, and the daemons'
-//! time for a message when all are active.
+//! Many programs of a node through one daemon: latency of one while the others are idle, and the
+//! daemons' time for a message when all are active.
 
 use std::io::{self, Read, Write};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::samples::{Samples, median};
 use crate::stream::{connect, listen};
 use crate::table::{Column, Style, median_of, of_rounds, render, rounded};
 use crate::task::{HOLDING, LISTENING, Protocol, Role};
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 use lab::{Lab, LabOptions};
 
 /// Name, title and limits.
@@ -20,10 +20,10 @@ pub static ABOUT: About = About {
     name: "programs",
     title: "1, 8 and 64 programs of each node through its daemon, round trips of 64 bytes, \
             MTU 1500",
-    limits: "Idle programs cost a daemon nothing, because it looks only at those that have rung. \
-             When all are active, each message of a program wakes another process here: the two \
-             cores are the limit, and a daemon that is never idle takes less time for a message \
-             than one that polls between two.",
+    limits: "Idle programs cost a daemon nothing, because it visits only those whose doorbell is \
+             set. When all are active, each message of a program wakes another process here: the \
+             two cores are the limit, and a daemon that is never idle takes less time for a \
+             message than one that also polls between two messages.",
     millis: [5_000, 3_000],
 };
 
@@ -46,7 +46,7 @@ pub struct ProgramsTask {
     pub path: Protocol,
     /// Port of the server.
     pub port: u16,
-    /// Milliseconds of round trips, from the end of the client's standard input on.
+    /// Milliseconds of round trips, which start at the end of the client's standard input.
     pub millis: u64,
 }
 
@@ -102,7 +102,7 @@ pub fn work(
 /// Results of one measurement.
 #[derive(Clone, Debug, Default)]
 struct Measured {
-    /// Percentiles 50 and 99 of half a round trip of one program beside idle ones, in µs.
+    /// Percentiles 50 and 99 of half a round trip of one program while the others are idle, in µs.
     one: [f64; 2],
     /// Messages per second of all programs when all are active.
     rate: f64,
@@ -119,8 +119,8 @@ pub struct Row {
     pub path: &'static str,
     /// Number of programs of each node.
     pub programs: u16,
-    /// Half a round trip of one program beside idle ones, in microseconds; median of the rounds'
-    /// medians.
+    /// Half a round trip of one program while the others are idle, in microseconds; median of the
+    /// rounds' medians.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub half_us: Option<f64>,
     /// Percentile 99 of half a round trip; median of the rounds.

@@ -27,7 +27,7 @@ pub enum Protection {
 }
 
 impl Protection {
-    /// All of them, from the least to the strongest.
+    /// All of them, from the weakest to the strongest.
     pub const ALL: [Protection; 4] = [
         Protection::None,
         Protection::Checksum,
@@ -103,7 +103,7 @@ fn direction(from: Role) -> TlsCryptoInfo {
     })
 }
 
-/// Has the kernel encrypt both directions of a connection by AES-128-GCM with fixed keys.
+/// Makes the kernel encrypt both directions of a connection by AES-128-GCM with fixed keys.
 pub(crate) fn start_tls(stream: &TcpStream, role: Role) -> io::Result<()> {
     let peer = match role {
         Role::Client => Role::Server,

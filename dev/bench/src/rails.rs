@@ -13,7 +13,7 @@ use crate::samples::{Samples, median};
 use crate::scratch::Scratch;
 use crate::table::{Column, Style, render, rounded};
 use crate::task::{Protocol, Role};
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 use lab::{Lab, LabOptions, WireOptions};
 
 /// Name, title and limits.

@@ -14,7 +14,7 @@ use lab::Node;
 /// Bytes of the server's and the client's buffer: the size of a stream's rings, for equal use of
 /// the cache.
 const BUFFER: usize = 1 << 20;
-/// Bytes of each stream; streams repeat until the time is over.
+/// Bytes of each stream; streams repeat until the time has passed.
 const STREAM: u64 = 64 << 20;
 
 /// Runs the task.
@@ -87,7 +87,7 @@ fn ping(
     })
 }
 
-/// Repeats streams until the time is over.
+/// Repeats streams until the time has passed.
 fn stream(
     interface: &Interface,
     peer: MacAddr,

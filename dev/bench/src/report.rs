@@ -8,10 +8,10 @@ use crate::samples::{Samples, median};
 use crate::table::{Column, Ratio, Style, render, rounded};
 use crate::task::{Carrier, Protocol, TaskResult, Wait, Work};
 
-/// Bytes of ESP's header behind the EtherType (W-08).
+/// Bytes of ESP's header, which follows the EtherType (W-08).
 const HEADER: u32 = 11;
 
-/// One line of `esplab bench --json`. Fields without meaning for a benchmark are left out.
+/// One line of `esplab bench --json`. Fields without meaning for a benchmark are omitted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Row {
     /// Name of the benchmark.
@@ -108,7 +108,7 @@ pub struct Measured {
     pub times: Samples,
     /// Gbit/s (bits per nanosecond), if bytes were counted over a time.
     pub gbit_s: Option<f64>,
-    /// CPU time of both daemons meanwhile, in nanoseconds.
+    /// CPU time of both daemons during the measurement, in nanoseconds.
     pub daemon_cpu: Option<u64>,
     /// CPU time of both workers, in nanoseconds.
     pub worker_cpu: u64,
@@ -134,7 +134,7 @@ impl Measured {
         }
     }
 
-    /// Returns the number that ratios are made of: Gbit/s, or the median time.
+    /// Returns the value of which ratios are formed: Gbit/s, or the median time.
     fn value(&self, work: &Work) -> Option<f64> {
         match work {
             Work::Stream { .. } => self.gbit_s,
@@ -247,16 +247,19 @@ fn row(bench: &Bench, case: &Case, index: usize, results: &Results) -> Row {
         p50_us: time(50.0),
         p99_us: time(99.0),
         gbit_s: of_rounds(&|m| m.gbit_s),
-        ratio_to_tcp: ratio(bench.beside(case, Protocol::Tcp), &value),
-        ratio_to_tcp_tls: ratio(bench.beside(case, Protocol::TcpTls), &value),
+        ratio_to_tcp: ratio(bench.counterparts(case, Protocol::Tcp), &value),
+        ratio_to_tcp_tls: ratio(bench.counterparts(case, Protocol::TcpTls), &value),
         ratio_to_unprotected: ratio(bench.without_protection(case), &value),
-        ratio_to_tcp_no_offload: ratio(bench.beside(case, Protocol::TcpNoOffload), &value),
-        ratio_to_raw: ratio(bench.beside(case, case.path.bare()), &value),
+        ratio_to_tcp_no_offload: ratio(bench.counterparts(case, Protocol::TcpNoOffload), &value),
+        ratio_to_raw: ratio(bench.counterparts(case, case.path.bare()), &value),
         ratio_to_lossless: ratio(bench.without_loss(case), &value),
         cpu_us_per_frame: of_rounds(&cost),
         cpu_ns_per_kib: of_rounds(&Measured::cpu_ns_per_kib),
         cpu_ratio_to_tcp: if stream {
-            ratio(bench.beside(case, Protocol::Tcp), &Measured::cpu_ns_per_kib)
+            ratio(
+                bench.counterparts(case, Protocol::Tcp),
+                &Measured::cpu_ns_per_kib,
+            )
         } else {
             None
         },

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::samples::median;
 use crate::{engines, incast, intra, programs, rails, report};
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 
 /// Name of the file in the folder of a report.
 pub const FILE: &str = "results.json";
@@ -158,7 +158,7 @@ pub fn read(folder: &Path) -> Result<Vec<Figure>, Failure> {
             "cannot read {}, which `esplab bench --report` writes",
             path.display()
         ))?;
-    parse(&text).doing(format_args!("{} is no report", path.display()))
+    parse(&text).doing(format_args!("{} is not a report", path.display()))
 }
 
 fn parse(text: &[u8]) -> Result<Vec<Figure>, String> {
@@ -268,7 +268,7 @@ fn sized(
     })
 }
 
-/// Joins the parts that are there.
+/// Joins the parts that are not `None`.
 fn joined(parts: impl IntoIterator<Item = Option<String>>) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }

@@ -17,12 +17,12 @@ use crate::protect::{Protection, without_kernel_tls};
 use crate::report::{Measured, Results};
 use crate::scratch::Scratch;
 use crate::task::{HOLDING, LISTENING, Protocol, Role, Task, TaskResult, Wait, Work};
-use cli::out::{self, Doing, Failure};
+use cli::out::{self, Context, Failure};
 use lab::{Carriers, Lab, LabOptions, cpu_time, cpu_times};
 
 /// Time limit of a worker for a case.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// First port of the servers. Each case uses the next one, apart from remains of earlier cases.
+/// First port of the servers. Each case uses the next one, to avoid remains of earlier cases.
 const FIRST_PORT: u16 = 7100;
 /// Number of ports used in turn.
 const PORTS: u16 = 20_000;

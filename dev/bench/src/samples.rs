@@ -3,8 +3,8 @@
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-/// Longest recorded time: an hour.
-const LONGEST: u64 = 3_600_000_000_000;
+/// Maximum recorded time: an hour.
+const MAX_NANOS: u64 = 3_600_000_000_000;
 
 /// A histogram of nanoseconds with three digits of precision.
 #[derive(Clone, Debug)]
@@ -20,7 +20,7 @@ impl Samples {
     /// Creates an empty histogram.
     pub fn new() -> Samples {
         Samples(
-            Histogram::new_with_bounds(1, LONGEST, 3)
+            Histogram::new_with_bounds(1, MAX_NANOS, 3)
                 .unwrap_or_else(|_| unreachable!("these bounds are allowed")),
         )
     }

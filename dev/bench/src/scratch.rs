@@ -5,7 +5,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 
 /// Start of the names; process id and a counter follow.
 const PREFIX: &str = "esplab-";

@@ -23,9 +23,9 @@ pub enum Style {
 pub struct Ratio {
     /// Median of the rounds' ratios.
     pub median: f64,
-    /// Smallest ratio of a round.
+    /// Minimum of the rounds' ratios.
     pub low: f64,
-    /// Largest ratio of a round.
+    /// Maximum of the rounds' ratios.
     pub high: f64,
 }
 
@@ -65,7 +65,7 @@ pub(crate) fn median_of<M>(rounds: &[M], value: impl Fn(&M) -> Option<f64>) -> O
     rounded(median(&rounds.iter().filter_map(value).collect::<Vec<_>>()))
 }
 
-/// Formats the rows. Columns that are empty in every row are left out.
+/// Formats the rows. Columns that are empty in every row are omitted.
 pub(crate) fn render<R>(rows: &[R], columns: &[Column<R>], style: Style) -> String {
     let filled = columns
         .iter()

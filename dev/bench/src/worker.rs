@@ -152,8 +152,8 @@ fn send(
     })
 }
 
-/// Pauses: computes for less than a millisecond, as a program between two messages does; else
-/// sleeps.
+/// Pauses: sleeps, but computes for a pause below a millisecond, as a program between two messages
+/// does.
 fn rest(pause: Duration) {
     if pause >= Duration::from_millis(1) {
         std::thread::sleep(pause);
@@ -165,7 +165,7 @@ fn rest(pause: Duration) {
     }
 }
 
-/// Writes `size` bytes at a time until `time` is over.
+/// Writes `size` bytes at a time until `time` has passed.
 fn pour(end: &mut dyn End, size: usize, time: Duration) -> io::Result<TaskResult> {
     let chunk = vec![0x5au8; size];
     let start = Instant::now();

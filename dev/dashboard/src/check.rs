@@ -22,7 +22,11 @@ const RARE: [(&str, &str, &str); 5] = [
     ),
     ("Leases", "B", "the user of the lab may have leases"),
     ("Refused requests", "B", "the user of the lab is root"),
-    ("Timeouts and losses", "A", "losses are mended before that"),
+    (
+        "Timeouts and losses",
+        "A",
+        "losses are repaired before that",
+    ),
 ];
 
 /// A panel with its values.

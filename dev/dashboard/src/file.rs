@@ -1,4 +1,4 @@
-//! The dashboard's file, as far as queries and the picture need it.
+//! The parts of the dashboard's file that queries and the picture need.
 
 use serde_json::Value;
 
@@ -66,7 +66,7 @@ impl Dashboard {
     /// Parses the file's text.
     ///
     /// # Errors
-    /// It is no JSON, or something that is needed is missing or unknown.
+    /// It is not JSON, or something that is needed is missing or unknown.
     pub(crate) fn parse(text: &str) -> Result<Dashboard, String> {
         let json: Value = serde_json::from_str(text).map_err(|e| e.to_string())?;
         let variables = items(&json["templating"], "list")?

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 use lab::{Lab, LabOptions, Node, WireOptions};
 use tempfile::TempDir;
 
@@ -32,7 +32,7 @@ struct Stream {
     port: &'static str,
     /// Interface of the client, and the server's address in its network.
     rail: usize,
-    /// Start and end, in hundredths of the load; those after its end are still there in the last
+    /// Start and end, in hundredths of the load; a stream with a later end is part of the last
     /// values.
     during: (u32, u32),
     streams: &'static str,
@@ -70,7 +70,7 @@ const DOWN: (u32, u32, usize) = (45, 55, 1);
 const DEATH: u32 = 70;
 /// Time between two of the small events.
 const EVENTS: Duration = Duration::from_secs(4);
-/// Pause between two looks at the clock or at a socket.
+/// Interval at which the clock or a socket is polled.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Time limit for a socket of a program.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -235,8 +235,8 @@ impl Cluster {
         Running::start(command.env("ESP_PATH", "daemon"))
     }
 
-    /// Starts what ends by itself: a transfer over a lease, a connection to a port that does not
-    /// listen, and a listener too many.
+    /// Starts programs that end by themselves: a transfer over a lease, a connection to a port that
+    /// does not listen, and a listener too many.
     fn small_events(&self) -> Result<Vec<Running>, Failure> {
         let lease = self.program(0, "esperf", &["-c", "node1", "-p", "5204", "-n", "1m"])?;
         let refused = self.program(2, "espcat", &["node0", "5999"])?;

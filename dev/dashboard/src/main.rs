@@ -20,7 +20,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use check::Evaluated;
-use cli::out::{self, Doing, Failure, Verdict};
+use cli::out::{self, Context, Failure, Verdict};
 use file::Dashboard;
 use load::{Cluster, NODES};
 use prometheus::Prometheus;

@@ -36,7 +36,7 @@ const TITLE: u32 = 28;
 const LEGEND: u32 = 16;
 /// Width of a character of the legend in pixels, on average.
 const CHARACTER: f64 = 6.0;
-/// Largest drawn value; larger ones have no place in the picture.
+/// Maximum drawn value; larger ones have no place in the picture.
 const MAX: f64 = 1e15;
 
 /// Draws the last value, above its course.
@@ -149,7 +149,7 @@ fn legend_places(lines: &[Line], width: u32) -> Vec<(u32, u32)> {
     places
 }
 
-/// Returns the parts of a line between gaps: values that are missing or no numbers.
+/// Returns the parts of a line between gaps: values that are missing or not numbers.
 fn parts(points: &[(f64, f64)]) -> Vec<Vec<(f64, f64)>> {
     let mut parts: Vec<Vec<(f64, f64)>> = Vec::new();
     for point in points.iter().filter(|p| is_drawn(p)) {

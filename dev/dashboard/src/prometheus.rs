@@ -7,7 +7,7 @@ use std::process::{Child, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -192,7 +192,9 @@ impl Api for Prometheus<'_> {
                 let error = (rule["health"] != "ok").then(|| {
                     text("lastError").unwrap_or_else(|| format!("health {}", rule["health"]))
                 });
-                let named = text("name").zip(text("query")).ok_or("a rule of no name")?;
+                let named = text("name")
+                    .zip(text("query"))
+                    .ok_or("a rule without a name")?;
                 Ok((named.0, named.1, error))
             })
             .collect()
@@ -212,7 +214,9 @@ fn data(answer: &[u8]) -> Result<Value, String> {
     if answer["status"] == "success" {
         Ok(answer["data"].take())
     } else {
-        let error = answer["error"].as_str().unwrap_or("an answer of no status");
+        let error = answer["error"]
+            .as_str()
+            .unwrap_or("an answer without a status");
         Err(error.to_owned())
     }
 }

@@ -26,7 +26,7 @@ pub(crate) fn shown(value: f64, unit: &str) -> String {
     format!("{} {prefix}{symbol}", number(scaled))
 }
 
-/// Formats a number with at most three significant digits behind the point.
+/// Formats a number with at most three digits after the point, and fewer the larger it is.
 fn number(value: f64) -> String {
     let decimals = match value.abs() {
         v if v >= 100.0 => 0,

@@ -111,7 +111,7 @@ fn dressed_move(choices: &mut Choices<'_>, nonce: u64, sender_nonce: u64) -> Vec
     frame
 }
 
-/// Drains an endpoint; returns the frames it sent, from the EtherType on.
+/// Drains an endpoint; returns the frames it sent, without their addresses.
 fn drain(endpoint: &mut Endpoint, host: &mut Host, now: Instant) -> Vec<Vec<u8>> {
     serve(&mut Station(endpoint, host), now);
     while endpoint.poll_progress().is_some() {}

@@ -257,6 +257,6 @@ fuzz_target!(|data: &[u8]| {
     }
     for request in requests {
         let _ = request.cancel();
-        assert_eq!(request.is_over(), Ok(true));
+        assert_eq!(request.is_complete(), Ok(true));
     }
 });

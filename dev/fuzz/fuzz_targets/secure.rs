@@ -1,9 +1,9 @@
 //! A station on the wire between two nodes with a key: it repeats, changes, cuts, redirects and
 //! invents packets, and signs set-up packets with the key. Nodes restart and replace their keys.
 //!
-//! Whatever it does, a node that requires protection takes no packet for its peer's that the peer
-//! did not send, takes none twice, and sends few packets in reply to one. With checksums, which the
-//! station can make as well, only the latter is promised.
+//! Whatever it does, a node that requires protection accepts no packet as its peer's that the peer
+//! did not send, accepts none twice, and sends few packets in reply to one. With checksums, which
+//! the station can make as well, only the latter is promised.
 #![no_main]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,7 +31,7 @@ const KEY: [u8; 32] = [7; 32];
 /// The public key of checksums (W-148).
 const PUBLIC: [u8; 32] = *b"esp checksum, no authentication.";
 
-/// A packet on the wire: source, destination, and its bytes from the packet type on.
+/// A packet on the wire: source, destination, and its bytes, which start with the packet type.
 type Recorded = (NodeAddr, NodeAddr, Vec<u8>);
 
 struct Node {
@@ -42,7 +42,7 @@ struct Node {
     taken: BTreeSet<u32>,
 }
 
-/// Both nodes, and what the station has seen.
+/// Both nodes, and the packets that the station has seen.
 struct Wire {
     nodes: [Node; 2],
     recorded: Vec<Recorded>,
@@ -83,7 +83,7 @@ fn node(own: NodeAddr, require: bool, suite: Suite, seed: u32) -> Node {
 }
 
 impl Wire {
-    /// Has a node send a packet that its number identifies.
+    /// Makes a node send a packet that its number identifies.
     fn send(&mut self, from: usize, dst: NodeAddr, len: usize) {
         let number = self.sent.len() as u32;
         let mut content = vec![0x88, 0xb5, 0, 1, 0, 2, 0, 3, 0, 4, 0, 4 + len as u8, 2];
@@ -105,7 +105,7 @@ impl Wire {
         self.collect(from);
     }
 
-    /// Records what a node's layer sends by itself.
+    /// Records the packets that a node's layer sends by itself.
     fn collect(&mut self, of: usize) {
         let Some(node) = self.nodes.get_mut(of) else {
             return;
@@ -118,7 +118,7 @@ impl Wire {
         assert!(sent <= ANSWERS, "{sent} answers to one packet");
     }
 
-    /// Has both nodes receive a packet, as a segment without a switch would.
+    /// Delivers a packet to both nodes, as a segment without a switch would.
     fn deliver(&mut self, (src, dst, body): Recorded) {
         for at in 0..self.nodes.len() {
             self.receive(at, src, dst, &body);

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::error::{At, LabError};
+use crate::error::{Context, LabError};
 use crate::options::{Carriers, LabOptions, Node};
 use crate::process::ProcessRef;
 use crate::tools::one_line;
@@ -17,7 +17,7 @@ use crate::tools::one_line;
 const READY: Duration = Duration::from_secs(15);
 /// File name of the socket in the node's folder.
 pub(crate) const SOCKET: &str = "esp.sock";
-/// Maximum bytes of the end of the log in an error.
+/// Maximum number of bytes of the log's end in an error.
 const LOG_TAIL: u64 = 1500;
 
 /// A started daemon.

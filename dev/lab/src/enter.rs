@@ -15,7 +15,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use crate::error::{At, LabError};
+use crate::error::{Context, LabError};
 use crate::process::ProcessRef;
 
 /// Joins the namespaces of a holder. The caller must have one thread.

@@ -54,8 +54,8 @@ pub enum LabError {
     },
     /// Another process has locked a folder of the lab for too long.
     #[error(
-        "{} is in use by another esplab for more than a minute; wait for that process or end it \
-         (`fuser {}` shows it)",
+        "{} has been in use by another esplab for more than a minute; wait for that process or end \
+         it (`fuser {}` shows it)",
         dir.display(),
         dir.display()
     )]
@@ -147,11 +147,11 @@ pub enum LabError {
 }
 
 /// Adds the action to an error of the system.
-pub(crate) trait At<T> {
+pub(crate) trait Context<T> {
     fn at(self, what: impl FnOnce() -> String) -> Result<T, LabError>;
 }
 
-impl<T, E: Into<std::io::Error>> At<T> for Result<T, E> {
+impl<T, E: Into<std::io::Error>> Context<T> for Result<T, E> {
     fn at(self, what: impl FnOnce() -> String) -> Result<T, LabError> {
         self.map_err(|e| LabError::Io {
             what: what(),

@@ -19,7 +19,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use nix::sched::{CloneFlags, setns, unshare};
 use rustix::process::{getegid, geteuid};
 
-use crate::error::{At, LabError};
+use crate::error::{Context, LabError};
 use crate::process::ProcessRef;
 use crate::watch::{Words, remove_unfinished, watch_nodes, watch_switch};
 

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::options::{Node, WireOptions};
 use crate::wire::bridge;
 
-/// Smallest MTU of IPv6.
+/// Minimum MTU of IPv6.
 pub(crate) const MIN_MTU_6: u32 = 1280;
 
 /// Versions of IP of which the nodes have addresses.
@@ -87,7 +87,7 @@ impl Version {
         }
     }
 
-    /// Returns the words after an address: it is used at once, without looking for a duplicate.
+    /// Returns the words after an address: it is used at once, without duplicate address detection.
     fn flags(self) -> &'static str {
         match self {
             Version::V4 => "",
@@ -157,7 +157,7 @@ pub(crate) fn node(wire: &WireOptions, node: usize) -> String {
                 "route add {gateway}/{host} dev eth0\nroute add default via {gateway}"
             );
         }
-        // Static neighbours avoid ARP and its like on the wire.
+        // Static neighbours avoid ARP and neighbour discovery on the wire.
         let is_near = |other: &usize| *other != node && wire.segment(*other) == own;
         for other in (0..wire.nodes).filter(is_near).map(Node) {
             let address = version.address(other);

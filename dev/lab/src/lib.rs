@@ -37,7 +37,7 @@ use rustix::process::geteuid;
 
 use daemon::Daemon;
 pub use daemon::with_engines;
-use error::At;
+use error::Context;
 use holder::Holder;
 use inhabitants::Namespace;
 use state::Root;

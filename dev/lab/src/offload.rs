@@ -1,8 +1,8 @@
 //! Turns segmentation offload of an interface on and off, like `ethtool -K IF tso … gso …`.
 //!
 //! It uses generic netlink, because the older ioctl takes a pointer in a structure and needs unsafe
-//! code. A limit of one segment per packet (`ip link set … gso_max_segs 1`) is no replacement: it
-//! makes TCP send in a stop-and-go that no real device causes.
+//! code. A limit of one segment per packet (`ip link set … gso_max_segs 1`) is not a replacement:
+//! it makes TCP send in a stop-and-go that no real device causes.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -14,9 +14,9 @@ use crate::ip::{Ip, MIN_MTU_6};
 pub const MAX_NODES: usize = 254;
 /// Maximum number of interfaces of a node.
 pub const MAX_RAILS: usize = 8;
-/// Largest MTU of a veth pair.
+/// Maximum MTU of a veth pair.
 pub const MAX_MTU: u32 = 65535;
-/// Smallest MTU of IPv4, which the nodes use as well.
+/// Minimum MTU of IPv4, which the nodes use as well.
 pub const MIN_MTU: u32 = 576;
 /// Number of frames that a port of the switch queues under `--rate` before it drops.
 pub const QUEUE_FRAMES: u32 = 64;

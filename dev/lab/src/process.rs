@@ -176,7 +176,7 @@ pub fn cpu_time(process: ProcessRef) -> Option<u64> {
 /// the process has ended or the kernel does not report it.
 pub fn cpu_times(process: ProcessRef) -> Option<BTreeMap<String, u64>> {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", process.pid)).ok()?;
-    // A thread may end meanwhile.
+    // A thread may have ended since.
     let times = tasks.filter_map(|task| {
         let task = task.ok()?;
         let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
@@ -190,7 +190,7 @@ pub fn cpu_times(process: ProcessRef) -> Option<BTreeMap<String, u64>> {
 /// Stops the processes, so that none reacts to the end of another, until [`end_all`].
 pub(crate) fn stop_all(processes: &[ProcessRef]) {
     for fd in processes.iter().filter_map(|p| p.open()) {
-        // The process may have ended meanwhile.
+        // The process may have ended since.
         let _ = pidfd_send_signal(fd, Signal::STOP);
     }
 }
@@ -201,7 +201,7 @@ pub(crate) fn end_all(processes: &[ProcessRef], grace: Duration) -> bool {
     let mut open: Vec<OwnedFd> = processes.iter().filter_map(|p| p.open()).collect();
     if !grace.is_zero() {
         for fd in &open {
-            // The process may have ended meanwhile.
+            // The process may have ended since.
             let _ = pidfd_send_signal(fd, Signal::TERM);
         }
         wait_all(&mut open, grace);
@@ -213,7 +213,7 @@ pub(crate) fn end_all(processes: &[ProcessRef], grace: Duration) -> bool {
     open.is_empty()
 }
 
-/// Waits until all have ended or the time is over. Retains those that still run.
+/// Waits until all have ended or `limit` has passed. Retains those that still run.
 fn wait_all(open: &mut Vec<OwnedFd>, limit: Duration) {
     let end = Instant::now() + limit;
     while let Some(first) = open.first() {
@@ -225,8 +225,8 @@ fn wait_all(open: &mut Vec<OwnedFd>, limit: Duration) {
     }
 }
 
-/// Waits until one of the descriptors is readable or closed, or the time is over. Returns which of
-/// them are.
+/// Waits until one of the descriptors is readable or closed, or `limit` has passed. Returns which
+/// of them are.
 pub fn wait_any<const N: usize>(
     descriptors: &[impl AsFd; N],
     limit: Option<Duration>,

@@ -22,7 +22,7 @@ const GONE: Duration = Duration::from_secs(60);
 pub enum DaemonAction {
     /// Kills it (SIGKILL).
     Kill,
-    /// Stops it (SIGTERM); its streams are left to the next one.
+    /// Stops it (SIGTERM); the next one resumes its streams.
     Stop,
     /// Starts the next one.
     Start,

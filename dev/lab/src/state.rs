@@ -11,13 +11,13 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{At, LabError};
+use crate::error::{Context, LabError};
 use crate::options::{Node, WireOptions, check_name};
 use crate::process::ProcessRef;
 
 /// File name in the lab's folder.
 const FILE: &str = "lab.json";
-/// Longest wait for a lock: longer than a daemon takes to stop and the next one to start.
+/// Maximum time to wait for a lock: more than a daemon takes to stop and the next one to start.
 const LOCK_WAIT: Duration = Duration::from_secs(60);
 /// Pause between attempts to lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
@@ -82,7 +82,7 @@ impl State {
         fs::rename(&new, &file).at(doing)
     }
 
-    /// Changes the recorded state, and keeps what other processes change meanwhile.
+    /// Changes the recorded state, and keeps the changes of other processes.
     pub(crate) fn update(dir: &Path, change: impl FnOnce(&mut State)) -> Result<(), LabError> {
         let _lock = lock(dir)?;
         let name = || dir.file_name().unwrap_or_default().to_string_lossy().into();

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::error::{At, LabError};
+use crate::error::{Context, LabError};
 
 /// A tool of the system.
 #[derive(Clone, Copy, Debug)]

@@ -2,8 +2,8 @@
 //!
 //! A process in a node keeps the node's namespace alive and does not notice that the lab has ended.
 //! So holders watch each other: the processes of a node are ended when the holder of its namespace
-//! or that of the switch ends for any reason. If both end at once, no one knows the namespace any
-//! more: its processes go on, and have to be ended by hand.
+//! or that of the switch ends for any reason. If both end at once, no process knows the namespace
+//! any more: its processes continue, and have to be ended by hand.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

@@ -13,7 +13,7 @@ const EXAMPLE: &str = include_str!("../../../esp-daemon/esp-daemon.toml.example"
 enum Part {
     /// Text about what follows.
     Text(Vec<String>),
-    /// `[table]`, also one that is commented out.
+    /// `[table]`, including one that is commented out.
     Table(String),
     /// `key = value`, with a `#` before it if it is not set by default.
     Key(String),
@@ -94,7 +94,7 @@ fn parts(example: &str) -> Vec<Part> {
     let mut parts = Vec::new();
     let mut text: Vec<String> = Vec::new();
     for line in example.lines() {
-        // Text has a space behind `#`, a key or table that is commented out has none.
+        // Text has a space after `#`, a key or table that is commented out has none.
         if let Some(words) = line.strip_prefix("# ") {
             text.push(words.to_owned());
             continue;

@@ -264,7 +264,7 @@ impl<'a> Client<'a> {
         Ok(())
     }
 
-    /// Receives until an answer of this run fits (true) or the time is over.
+    /// Receives until an answer of this run fits (true) or `time` has passed (false).
     fn wait(&mut self, time: Duration, mut fits: impl FnMut(Header) -> bool) -> io::Result<bool> {
         let Client {
             socket,

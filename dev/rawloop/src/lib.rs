@@ -9,8 +9,8 @@
 //! # How to receive
 //!
 //! Measured with `examples/rawloop.rs` on a virtual machine of two cores: veth pair between two
-//! namespaces, sender and receiver on a core each, both at real-time priority because the machine
-//! was busy otherwise, medians of seven alternating rounds, two runs. Relative to
+//! namespaces, sender and receiver on a core each, both at real-time priority because other
+//! programs were running, medians of seven alternating rounds, two runs. Relative to
 //! [`Receive::Scatter`] with the same way of waiting (stream: payload per second, more is better;
 //! half round trip of 1 byte: time, less is better):
 //!
@@ -27,11 +27,11 @@
 //!
 //! The sending core is the limit (on veth it also runs the receiver's part of the kernel), so an
 //! additional copy on the receiving side costs nothing below the largest frames. A ring wakes a
-//! blocked receiver for nearly each frame, where `recvmmsg` collects what has arrived meanwhile; it
-//! pays only for a receiver that polls for small messages, since it reads memory instead of asking
-//! the kernel. MTU 1500 / 9000 / 65535 gave 5.3 / 18 / 56 Gbit/s polling; the half round trips were
-//! 23.5 µs blocking and 4.2 µs polling. System calls are expensive on that machine; compare ratios
-//! only.
+//! blocked receiver for nearly each frame, whereas `recvmmsg` collects all frames that have arrived
+//! by then; it pays only for a receiver that polls for small messages, since it reads memory
+//! instead of asking the kernel. MTU 1500 / 9000 / 65535 gave 5.3 / 18 / 56 Gbit/s polling; the
+//! half round trips were 23.5 µs blocking and 4.2 µs polling. System calls are expensive on that
+//! machine; compare ratios only.
 //!
 //! # Use
 //!
@@ -90,7 +90,7 @@ pub enum Receive {
     Ring,
 }
 
-/// Options of the loop; both sides use the same.
+/// Options of the loop; they must be equal on both sides.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// EtherType of the frames.
@@ -153,7 +153,7 @@ pub fn payload_len(interface: &Interface) -> usize {
     (interface.mtu as usize + 14).saturating_sub(HEADER_LEN)
 }
 
-/// Calls `receive` until it has received something (true) or `time` is over (false).
+/// Calls `receive` until it has received something (true) or `time` has passed (false).
 fn wait_for(
     socket: &PacketSocket,
     wait: Wait,

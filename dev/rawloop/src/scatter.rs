@@ -48,8 +48,8 @@ impl ScatterBatch {
         }
     }
 
-    /// Posts the area for the rest of the `index`-th frame of each receive from now on, in place of
-    /// the previous one. With `None`, frames longer than the head are truncated.
+    /// Posts the area for the rest of the `index`-th frame of each further receive, in place of the
+    /// previous one. With `None`, frames longer than the head are truncated.
     ///
     /// # Safety
     /// The area must stay valid for writes, and must not be accessed otherwise during a receive,

@@ -12,8 +12,8 @@ use super::{BATCH, HEADER_LEN, Options, RawLoopError, Receive, open, payload_len
 use crate::ScatterBatch;
 use netif::{Interface, PacketSocket, RecvBatch, RecvRing, RingShape, SendBatch};
 
-/// Interval of checks of the stop signal when nothing arrives.
-const LOOK: Duration = Duration::from_millis(20);
+/// Maximum time between two checks of the stop signal.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Statistics of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,9 +31,9 @@ pub struct Served {
 
 /// Answers pings and receives streams until `stop` is true (checked at least every 20 ms).
 ///
-/// The payload of a stream goes to `into` from its beginning on, each frame after the previous one,
-/// and restarts at the beginning when the next one might not fit. The content after the last frame
-/// is undefined: frames are received at the place of the expected ones before they are identified.
+/// The payload of a stream is written to `into`, each frame after the previous one, and starts
+/// again at the beginning when the next one might not fit. The content after the last frame is
+/// undefined: frames are received at the place of the expected ones before they are identified.
 ///
 /// # Errors
 /// [`RawLoopError::Size`] when `into` is smaller than two batches of the interface's largest
@@ -68,7 +68,7 @@ pub fn serve(
         Receive::Scatter => {
             let mut batch = ScatterBatch::new(BATCH, HEADER_LEN);
             while !stop.load(Ordering::Relaxed) {
-                wait_for(&socket, options.wait, LOOK, || {
+                wait_for(&socket, options.wait, POLL_INTERVAL, || {
                     session.receive(&socket, &mut batch)
                 })?;
             }
@@ -76,7 +76,7 @@ pub fn serve(
         Receive::Copy => {
             let mut batch = RecvBatch::new(BATCH, HEADER_LEN + room);
             while !stop.load(Ordering::Relaxed) {
-                wait_for(&socket, options.wait, LOOK, || {
+                wait_for(&socket, options.wait, POLL_INTERVAL, || {
                     session.copy(&socket, &mut batch)
                 })?;
             }
@@ -86,7 +86,7 @@ pub fn serve(
             socket.set_ring(shape)?;
             let mut ring = RecvRing::map(&socket, shape)?;
             while !stop.load(Ordering::Relaxed) {
-                wait_for(&socket, options.wait, LOOK, || {
+                wait_for(&socket, options.wait, POLL_INTERVAL, || {
                     session.read_ring(&socket, &mut ring)
                 })?;
             }

@@ -21,7 +21,7 @@ const WINDOW: u64 = 1 << 20;
 const ACK_EVERY: u64 = 128 << 10;
 /// Datagrams of a batch: as many of 1472 bytes as a segmented buffer holds.
 const BATCH: usize = 44;
-/// Bytes of a frame's head that UDP does not send, and of the loop's header behind them.
+/// Bytes at the start of a frame's head that UDP does not send. The loop's header follows.
 const UNUSED: usize = 12;
 const HEADER: usize = 9;
 /// Silence after which a run fails.
@@ -153,7 +153,7 @@ pub fn serve(local: SocketAddr, wait: Wait, stop: &AtomicBool) -> Result<(), Udp
                     if number == 0 {
                         (total, acknowledged) = (0, 0);
                     }
-                    // A copy as a stream makes into its reader's ring.
+                    // The copy that a stream makes into its reader's ring.
                     let payload = &datagram.bytes[HEADER..];
                     let at = (total as usize) % (buffer.len() - payload.len());
                     buffer[at..at + payload.len()].copy_from_slice(payload);

@@ -1,14 +1,14 @@
 //! Lower bounds of completion times, from the topology alone: no transport can be faster.
 //!
-//! A bound counts the payload with the least overhead of Ethernet, each link's rate, and the delays
-//! of cables; the load of a leaf switch is spread over its links to the spine switches evenly. It
-//! contains neither acknowledgements nor headers above Ethernet, nor the time of a node.
+//! A bound counts the payload with the minimum overhead of Ethernet, each link's rate, and the
+//! delays of cables; the load of a leaf switch is spread over its links to the spine switches
+//! evenly. It contains neither acknowledgements nor headers above Ethernet, nor the time of a node.
 
 use crate::fabric::{PS, Topology};
 use crate::packet::ETHERNET;
 
 /// Returns the bytes of link time of a message's frames without any header above Ethernet.
-pub fn least_wire(bytes: u64, mtu: u32) -> u64 {
+pub fn min_wire(bytes: u64, mtu: u32) -> u64 {
     let frames = bytes.div_ceil(u64::from(mtu));
     (bytes + frames * u64::from(ETHERNET)).max(84)
 }
@@ -18,7 +18,7 @@ pub fn least_wire(bytes: u64, mtu: u32) -> u64 {
 pub struct Bound<'a> {
     topology: &'a Topology,
     mtu: u32,
-    /// Picosecond before which a node cannot begin the current round, and the next.
+    /// Earliest picosecond at which a node can begin the current round, and then the next.
     begin: Vec<u64>,
     /// Of the current round.
     earliest_source: Vec<u64>,
@@ -46,7 +46,7 @@ impl<'a> Bound<'a> {
 
     /// Adds a message to the current round.
     pub fn message(&mut self, from: u32, to: u32, bytes: u64) {
-        let wire = least_wire(bytes, self.mtu);
+        let wire = min_wire(bytes, self.mtu);
         let (a, b) = (from as usize, to as usize);
         let leaf = |node| self.topology.leaf(node) as usize;
         let (out, into) = (leaf(from), leaf(to));
@@ -77,7 +77,7 @@ impl<'a> Bound<'a> {
         }
     }
 
-    /// Returns the nanoseconds before which not all messages can have arrived.
+    /// Returns the earliest nanosecond at which all messages can have arrived.
     pub fn nanos(&self) -> u64 {
         let topology = self.topology;
         let most = |load: &Vec<u64>| load.iter().max().copied().unwrap_or(0);
@@ -147,9 +147,6 @@ mod tests {
 
     #[test]
     fn short_messages_take_a_least_frame() {
-        assert_eq!(
-            [1, 1500, 1501].map(|n| least_wire(n, 1500)),
-            [84, 1538, 1577]
-        );
+        assert_eq!([1, 1500, 1501].map(|n| min_wire(n, 1500)), [84, 1538, 1577]);
     }
 }

@@ -16,7 +16,7 @@ use crate::stack::{Counts, Notice, Stack};
 const LISTENER: Port = 5000;
 /// Port from which connections are opened.
 const OPENER: Port = 40_000;
-/// Bytes of a packet's end that are stored beside its header.
+/// Maximum number of bytes of a packet's end that are stored inline, with its header.
 const SHORT: usize = 56;
 /// Bytes of the header, EtherType included.
 const HEADER: usize = PREFIX_LEN - 12;
@@ -75,8 +75,8 @@ impl Config {
         }
     }
 
-    /// Returns the bytes behind the EtherType of a packet whose ESP header and payload have this
-    /// length, EtherType included.
+    /// Returns the number of bytes after the EtherType of a packet whose ESP header, with the
+    /// EtherType, and payload have this length.
     fn carried(&self, body: u32) -> u32 {
         if self.udp { body + IP_UDP } else { body - 2 }
     }
@@ -89,7 +89,7 @@ pub struct Body {
     payload: u16,
     end_len: u16,
     end: [u8; SHORT],
-    /// The end where it is longer.
+    /// The end of the packet if it is longer.
     long: Option<Box<[u8]>>,
 }
 
@@ -240,10 +240,10 @@ impl Stack for Esp {
             long,
         } = &packet.body;
         let end = long.as_deref().unwrap_or(&end[..usize::from(*end_len)]);
-        let behind = HEADER + usize::from(*payload);
-        let len = behind + end.len();
+        let after_payload = HEADER + usize::from(*payload);
+        let len = after_payload + end.len();
         room[..HEADER].copy_from_slice(header);
-        room[behind..len].copy_from_slice(end);
+        room[after_payload..len].copy_from_slice(end);
         let frame = RxFrame {
             src: self.config.addr(packet.head.src),
             dst: self.config.addr(packet.head.dst),

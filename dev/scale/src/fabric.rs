@@ -16,7 +16,8 @@
 use crate::packet::{Head, Stop};
 use crate::stats::Sizes;
 
-/// Picoseconds of a nanosecond; ports count picoseconds, for a byte takes 80 of them at 100 Gbit/s.
+/// Picoseconds of a nanosecond; ports count picoseconds, because a byte takes 80 of them at 100
+/// Gbit/s.
 pub const PS: u64 = 1000;
 
 /// Shape and rates of the network.
@@ -32,12 +33,12 @@ pub struct Topology {
     pub host_gbits: u32,
     /// Rate of a link between switches in Gbit/s.
     pub fabric_gbits: u32,
-    /// Delay of every cable with the switch behind it, in nanoseconds.
+    /// Delay of each cable and the switch at its end, in nanoseconds.
     pub delay: u64,
     /// Shared buffer of a switch in bytes.
     pub buffer: u64,
-    /// Kibibytes in the queue of a port of 25 Gbit/s from which on frames are marked; faster ports
-    /// have proportionally more.
+    /// Length of the queue in KiB at which a port of 25 Gbit/s starts to mark frames; that of
+    /// faster ports is proportionally greater.
     pub mark_kib: u32,
     /// Choice among equal paths.
     pub paths: Paths,
@@ -49,7 +50,7 @@ pub struct Topology {
 pub enum Paths {
     /// By the hash of addresses and ports (ECMP).
     Ecmp,
-    /// All frames through one spine switch, as a spanning tree has it.
+    /// All frames through one spine switch, as with a spanning tree.
     Single,
 }
 
@@ -126,11 +127,11 @@ struct Ports {
     free: Vec<u64>,
     /// Picoseconds of a byte.
     ps: u64,
-    /// Bytes from which on frames are marked.
+    /// Length of the queue in bytes at which the port starts to mark frames.
     mark: u64,
 }
 
-/// Why a frame does not go on.
+/// The port has no room in the shared buffer: the frame is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Full;
 
@@ -160,7 +161,7 @@ impl Ports {
         let queued = (start - now * PS) / self.ps;
         let (used, buffer) = pool;
         let wire = u64::from(packet.wire);
-        // Dynamic threshold with alpha 1: a queue may be as long as what is left of the buffer.
+        // Dynamic threshold with alpha 1: a queue may be as long as the free part of the buffer.
         if queued + wire > buffer.saturating_sub(*used) {
             counts.dropped += 1;
             return Err(Full);
@@ -231,7 +232,7 @@ impl Fabric {
         self.all_routed = self.routed.iter().all(|routed| *routed);
     }
 
-    /// Lets a packet go on from the stop at which it has arrived. Returns the nanosecond of its
+    /// Forwards a packet from the stop at which it has arrived. Returns the nanosecond of its
     /// arrival at the next one, which is noted in the packet; `None` when it is lost.
     pub fn forward(&mut self, now: u64, packet: &mut Head) -> Option<u64> {
         let Topology {

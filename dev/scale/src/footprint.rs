@@ -10,7 +10,7 @@ const NODES: u32 = 1000;
 /// Peers of each of them.
 const PEERS: u32 = 64;
 
-/// Resident bytes of ESP, with what the simulator adds to them.
+/// Resident bytes of ESP, including those of the simulator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Footprint {
     /// Bytes of a node without connections.
@@ -19,8 +19,8 @@ pub struct Footprint {
     pub peer: u64,
 }
 
-/// Measures both, by the growth of this process: other threads must not allocate meanwhile. `None`
-/// where the system does not report its memory.
+/// Measures both, by the growth of this process: no other thread must allocate in the meantime.
+/// `None` where the system does not report its memory.
 ///
 /// # Errors
 /// A connection was not opened.

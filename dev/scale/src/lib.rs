@@ -8,7 +8,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`workload`] | what is sent: incast, all to all, halo exchange, … |
+//! | [`workload`] | messages: incast, all to all, halo exchange, … |
 //! | [`rounds`] | the programs that send it |
 //! | [`run`] | one run and its figures |
 //! | [`footprint`] | memory of a node and of a peer |

@@ -1,15 +1,15 @@
 //! Packets in flight, in one arena.
 
-/// Bytes that Ethernet adds to what is behind the EtherType: addresses and EtherType (14), check
+/// Bytes that Ethernet adds to those after the EtherType: addresses and EtherType (14), check
 /// sequence (4), preamble (8) and gap (12).
 pub const ETHERNET: u32 = 38;
-/// Least number of bytes behind the EtherType.
-const LEAST: u32 = 46;
+/// Minimum number of bytes after the EtherType.
+const MIN_BODY: u32 = 46;
 
-/// Returns the bytes of link time that a packet takes: `bytes` behind the EtherType with the
+/// Returns the bytes of link time that a packet takes: `bytes` after the EtherType with the
 /// overhead of Ethernet.
 pub const fn wire_bytes(bytes: u32) -> u32 {
-    let padded = if bytes < LEAST { LEAST } else { bytes };
+    let padded = if bytes < MIN_BODY { MIN_BODY } else { bytes };
     padded + ETHERNET
 }
 
@@ -49,7 +49,7 @@ pub enum Stop {
     First,
     /// The spine switch with this number.
     Spine(u16),
-    /// The receiver's leaf switch, behind the spine switch with this number.
+    /// The receiver's leaf switch, from the spine switch with this number.
     Last(u16),
     /// The receiver.
     Host,

@@ -1,4 +1,4 @@
-//! What the system reports of this process.
+//! Figures that the system reports of this process.
 
 use std::fs;
 

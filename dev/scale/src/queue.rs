@@ -1,8 +1,8 @@
 //! The event queue: a calendar queue, which takes and inserts in constant time.
 //!
-//! A wheel of buckets covers the next millisecond; events behind it wait in a heap, which few
-//! enter, because they are timers. A bucket is sorted when its time comes. Events of one instant
-//! keep the order of their insertion.
+//! A wheel of buckets covers the next millisecond. Later events, which are timers and therefore
+//! few, wait in a heap. A bucket is sorted when its time comes. Events of one instant keep the
+//! order of their insertion.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -20,7 +20,7 @@ pub struct Queue {
     turn: u64,
     /// The rest of that bucket, sorted so that the next event is the last entry.
     current: Vec<(u64, u32)>,
-    /// Events behind the wheel: time, insertion number, event.
+    /// Events later than the wheel covers: time, insertion number, event.
     far: BinaryHeap<Reverse<(u64, u64, u32)>>,
     inserted: u64,
     len: usize,
@@ -40,7 +40,7 @@ impl Default for Queue {
 }
 
 impl Queue {
-    /// Adds an event at a time in nanoseconds. A time that has passed counts as the present.
+    /// Adds an event at a time in nanoseconds. A time that has passed counts as now.
     pub fn push(&mut self, at: u64, event: u32) {
         self.len += 1;
         let turn = at >> WIDTH;

@@ -1,5 +1,5 @@
 //! A program of rounds: each node sends the messages of a round, and begins the next when it has
-//! received what it expects. Nodes do not wait for others than their partners.
+//! received all that it expects. Nodes wait only for their partners.
 
 use std::collections::VecDeque;
 
@@ -33,9 +33,9 @@ pub struct Fault {
     pub leaf: u32,
     /// Spine switch.
     pub spine: u32,
-    /// It carries frames from now on.
+    /// True if the link carries frames afterwards.
     pub alive: bool,
-    /// The routing uses it from now on.
+    /// True if the routing uses it afterwards.
     pub routed: bool,
 }
 

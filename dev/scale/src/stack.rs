@@ -50,7 +50,7 @@ impl Counts {
         self.timeouts += other.timeouts;
     }
 
-    /// Returns what was counted after `before`.
+    /// Returns the counts since `before`.
     #[must_use]
     pub fn since(self, before: Counts) -> Counts {
         Counts {
@@ -63,7 +63,7 @@ impl Counts {
 
 /// The transport of one node. A connection is known by a small number, its slot.
 ///
-/// Programs read at once: what was delivered has been consumed. Times are nanoseconds.
+/// Programs read at once: bytes that were delivered have been consumed. Times are nanoseconds.
 pub trait Stack: Sized {
     /// Packet of this transport.
     type Body;

@@ -71,8 +71,8 @@ fn upper(class: usize) -> u64 {
     }
 }
 
-/// Longest time that is told apart from longer ones, in nanoseconds: 1000 s.
-const LONGEST: u64 = 1_000_000_000_000;
+/// Maximum recorded time in nanoseconds: 1000 s. Longer times count as this.
+const MAX_NANOS: u64 = 1_000_000_000_000;
 
 /// Times of messages in nanoseconds.
 #[derive(Clone, Debug)]
@@ -80,7 +80,7 @@ pub struct Times(Histogram<u64>);
 
 impl Default for Times {
     fn default() -> Self {
-        let histogram = Histogram::new_with_max(LONGEST, 3);
+        let histogram = Histogram::new_with_max(MAX_NANOS, 3);
         Times(histogram.unwrap_or_else(|_| unreachable!("bounds and digits are allowed")))
     }
 }
@@ -96,7 +96,7 @@ impl Times {
         self.0.len()
     }
 
-    /// Returns the time that so many per cent do not exceed.
+    /// Returns the time that `percent` % of the times do not exceed.
     pub fn percentile(&self, percent: f64) -> u64 {
         self.0.value_at_percentile(percent)
     }

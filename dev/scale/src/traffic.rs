@@ -44,7 +44,7 @@ struct Channel {
 
 #[derive(Clone, Copy, Debug)]
 struct Message {
-    /// Offset behind its last byte.
+    /// Offset after its last byte.
     end: u64,
     bytes: u64,
     sent: u64,
@@ -65,7 +65,7 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Creates the tables of so many nodes.
+    /// Creates the tables of `nodes` nodes.
     pub fn new(nodes: u32) -> Traffic {
         Traffic {
             by_slot: vec![Vec::new(); nodes as usize],

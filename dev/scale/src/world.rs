@@ -71,7 +71,7 @@ pub trait Program {
     fn is_done(&self) -> bool;
 }
 
-/// What programs ask for.
+/// Requests of programs.
 #[derive(Debug, Default)]
 pub struct Calls {
     /// The time in nanoseconds.
@@ -87,7 +87,7 @@ impl Calls {
         self.sends.push((from, to, bytes, tag));
     }
 
-    /// Has [`Program::alarm`] called after so many nanoseconds.
+    /// Requests a call of [`Program::alarm`] after `nanos` nanoseconds.
     pub fn wake_in(&mut self, nanos: u64, tag: u32) {
         self.alarms.push((self.now + nanos, tag));
     }
@@ -114,7 +114,7 @@ struct Node<S> {
     dirty: bool,
 }
 
-/// What a run has measured.
+/// Measurements of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
     /// Frames dropped because a node's ring was full.
@@ -175,7 +175,7 @@ impl<S: Stack> World<S> {
         }
     }
 
-    /// Makes a node slow: it processes received frames so many nanoseconds later.
+    /// Makes a node slow: it processes received frames `nanos` nanoseconds later.
     pub fn slow_down(&mut self, node: u32, nanos: u64) {
         self.nodes[node as usize].late = nanos;
     }
@@ -240,7 +240,7 @@ impl<S: Stack> World<S> {
         }
     }
 
-    /// Returns what was measured.
+    /// Returns the measurements.
     pub fn measured(&self) -> &Measured {
         &self.measured
     }
@@ -357,7 +357,7 @@ impl<S: Stack> World<S> {
         self.drain(index, program);
     }
 
-    /// Passes on what a transport reports, until it has nothing more, and sends its packets.
+    /// Passes on all notices of a transport, and sends its packets.
     fn drain(&mut self, index: u32, program: &mut impl Program) {
         self.nodes[index as usize].dirty = false;
         self.nodes[index as usize].stack.settle(self.now);
@@ -407,7 +407,7 @@ impl<S: Stack> World<S> {
         self.arrivals = arrivals;
     }
 
-    /// Runs a program and does what it asks for.
+    /// Runs a program and performs its requests.
     fn call<P: Program>(&mut self, program: &mut P, run: impl FnOnce(&mut P, &mut Calls)) {
         let mut calls = Calls {
             now: self.now,

@@ -24,8 +24,8 @@ impl Carrier {
         self != Carrier::Raw
     }
 
-    /// Returns the smallest MTU of an interface in bytes.
-    pub fn least_mtu(self) -> u32 {
+    /// Returns the minimum MTU of an interface in bytes.
+    pub fn min_mtu(self) -> u32 {
         match self {
             Carrier::Raw => 128,
             Carrier::Udp4 => 576,
@@ -43,7 +43,7 @@ impl Carrier {
                 let ip = match [a, b, c] {
                     _ if is_group => Ipv4Addr::new(239, d, e, f),
                     [2, 0, 0] => Ipv4Addr::new(10, d, e, f),
-                    // Of no node, but damaged or forged.
+                    // Not the address of a node, but damaged or forged.
                     _ => Ipv4Addr::new(192, 0, 2, f),
                 };
                 ip.into()

@@ -79,7 +79,7 @@ impl World {
         let now = self.now;
         let node = &mut self.nodes[number];
         if node.timer_at.is_some_and(|at| at > now) {
-            // An earlier timer was scheduled since; its own entry stands for it.
+            // This entry is obsolete: the current timer is later, and has its own entry.
             return;
         }
         node.timer_at = None;

@@ -16,10 +16,10 @@ const REMEMBERED: usize = 256;
 const ADDRESSES: usize = PREFIX_LEN - HEADER_LEN;
 /// Offset of the flags in a frame.
 const FLAGS_AT: usize = PREFIX_LEN - 1;
-/// Least length of a frame.
-const LEAST: usize = 60;
-/// Longest time between a recording and its repetition.
-const LATEST: u64 = 100_000;
+/// Minimum length of a frame.
+const MIN_FRAME: usize = 60;
+/// Maximum time between a recording and its repetition, in microseconds.
+const MAX_DELAY: u64 = 100_000;
 
 /// The station.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ impl Forger {
     pub fn sees(&mut self, frame: &Frame) -> Vec<(Duration, Frame)> {
         let mut out = Vec::new();
         // Damaged on the way.
-        if frame.bytes.len() < LEAST {
+        if frame.bytes.len() < MIN_FRAME {
             return out;
         }
         self.recorded.push_back(frame.clone());
@@ -66,7 +66,7 @@ impl Forger {
                 let delay = if self.rng.chance(300_000) {
                     Duration::ZERO
                 } else {
-                    Duration::from_micros(self.rng.magnitude(1, LATEST))
+                    Duration::from_micros(self.rng.magnitude(1, MAX_DELAY))
                 };
                 out.push((delay, self.forge()));
             }
@@ -140,7 +140,7 @@ impl Forger {
     }
 }
 
-/// Flips one to three bits from `from` on.
+/// Flips one to three bits in the bytes from index `from`.
 fn flip(rng: &mut Rng, bytes: &mut [u8], from: usize) {
     for _ in 0..rng.range(1, 3) {
         let at = rng.range(from as u64, bytes.len() as u64 - 1) as usize;

@@ -213,7 +213,7 @@ impl Conn {
         calls
     }
 
-    /// Reports to the endpoint what was read.
+    /// Reports the bytes that were read to the endpoint.
     pub(crate) fn report(&mut self) -> Call {
         self.rx.reported = self.rx.consumed;
         Call::Consumed(self.rx.consumed)
@@ -302,7 +302,7 @@ impl Conn {
             ));
         }
         if self.rx.finished {
-            return Err("bytes behind the peer's FIN".into());
+            return Err("bytes after the peer's FIN".into());
         }
         self.rx.delivered = end;
         for (place, byte) in self.rx.name.iter_mut().skip(offset as usize).zip(bytes) {

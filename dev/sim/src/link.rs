@@ -14,13 +14,13 @@ use std::collections::VecDeque;
 
 /// Overhead of a frame on the wire in bytes: preamble 8, check sequence 4, gap between frames 12.
 pub const WIRE_OVERHEAD: usize = 24;
-/// Longest duration of the bad state without a frame.
+/// Maximum duration of the bad state without a frame.
 const BAD_LASTS: Duration = Duration::from_millis(1);
 
 /// A frame in transit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Frame {
-    /// From the destination address on, without the check sequence.
+    /// The frame, which starts with the destination address and ends before the check sequence.
     pub bytes: Vec<u8>,
     /// The sender's incarnation for the checker; 0 for none. Not visible to endpoints.
     pub origin: u64,

@@ -12,7 +12,7 @@ const GRACE: Duration = Duration::from_secs(2);
 pub(crate) type Lost = (ConnImage, Conn);
 
 impl World {
-    /// Ends the service of a node, of all its interfaces; the next one has its connections after
+    /// Ends the service of a node, of all its interfaces; the next one adopts its connections after
     /// `down`. Rules that span frames are no longer checked for a connection that is resumed,
     /// because sequences begin again; contents are.
     pub(crate) fn lose(&mut self, number: usize, down: Duration) {
@@ -38,7 +38,7 @@ impl World {
             match node.endpoint.image(conn.id) {
                 Some(image) if conn.rx.capacity > 0 => {
                     if let Some((flow, side)) = conn.role {
-                        // Its id may be that of another one meanwhile.
+                        // Its id may belong to another connection by then.
                         self.flows[flow].side_mut(side).conn = None;
                     }
                     node.lost.push((image, conn));
@@ -53,7 +53,7 @@ impl World {
         }
     }
 
-    /// Lets flows fail that the node's service has not completely established: a program whose
+    /// Allows flows to fail that the node's service has not completely established: a program whose
     /// connection is not established when the service ends gets an error.
     fn excuse_opening(&mut self, number: usize) {
         for at in 0..self.flows.len() {

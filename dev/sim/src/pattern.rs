@@ -15,7 +15,7 @@ fn word(stream: u64, index: u64) -> [u8; 8] {
     (x ^ (x >> 29)).to_le_bytes()
 }
 
-/// Writes the stream's bytes from `offset` on into `out`.
+/// Fills `out` with the stream's bytes at `offset`.
 pub fn fill(stream: u64, offset: u64, out: &mut [u8]) {
     let mut done = 0;
     while done < out.len() {

@@ -89,8 +89,8 @@ pub struct SidePlan {
     pub rx_buffer: u32,
     /// Writing behaviour.
     pub write: Write,
-    /// Reports to the endpoint what was read together with progress, and after each quarter of the
-    /// buffer, as an engine does for programs in other processes; otherwise at once.
+    /// Reports the bytes read together with progress, and after each quarter of the buffer, as an
+    /// engine does for programs in other processes; otherwise reports them at once.
     pub reports_late: bool,
     /// Pause of reading.
     pub pause: Option<Pause>,

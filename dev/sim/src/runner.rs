@@ -68,7 +68,7 @@ fn number(name: &str) -> Option<u64> {
     Some(parsed.unwrap_or_else(|_| panic!("{name}={text} is not a number")))
 }
 
-/// Returns the seeds to run: those of the environment, or `count` from `first` on.
+/// Returns the seeds to run: those of the environment, or `count` seeds that start with `first`.
 pub fn seeds(first: u64, count: u64) -> std::ops::Range<u64> {
     let chosen = number("ESP_SIM_SEED");
     let count = number("ESP_SIM_SEEDS").unwrap_or(if chosen.is_some() { 1 } else { count });

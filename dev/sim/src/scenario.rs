@@ -10,7 +10,7 @@ use crate::plan::{End, FlowPlan, Pause, Side, SidePlan, Write};
 use crate::rng::{Rng, mix};
 use crate::world::{Action, HostModel, NodeConfig, World};
 use esp_proto::{
-    Duration, EdpKind, EndpointConfig, Instant, MacAddr, ResetReason, least_listener_capacity,
+    Duration, EdpKind, EndpointConfig, Instant, MacAddr, ResetReason, min_listener_capacity,
 };
 
 /// Virtual time within which a scenario must end.
@@ -25,7 +25,7 @@ const FIRST_PORT: u16 = 40_000;
 pub struct NodePlan {
     /// Name of the preset of its links.
     pub links: &'static str,
-    /// Largest frame that its cable carries, if smaller than its MTU.
+    /// True if its cable silently drops frames shorter than its MTU.
     pub black_hole: bool,
     /// Configuration of the node.
     pub config: NodeConfig,
@@ -84,7 +84,7 @@ impl Scenario {
         }
         let carrier = *separate.pick(&[Carrier::Raw, Carrier::Udp4, Carrier::Udp6, Carrier::Raw]);
         for node in &mut nodes {
-            node.config.mtu = node.config.mtu.max(carrier.least_mtu());
+            node.config.mtu = node.config.mtu.max(carrier.min_mtu());
         }
         let mut flows = flows(&mut rng, &nodes, hostile);
         for flow in &mut flows {
@@ -151,8 +151,8 @@ impl Scenario {
         world
     }
 
-    /// Has half of the programs report late what they read, and some of those that connect read
-    /// through a buffer of a few packets, or less than two.
+    /// Makes half of the programs report late what they read, and some of the connecting ones read
+    /// through a buffer of a few packets, or of less than two.
     fn choose_readers(&mut self, rng: &mut Rng) {
         for flow in &mut self.flows {
             flow.active.reports_late = rng.chance(500_000);
@@ -202,7 +202,7 @@ impl Scenario {
         }
     }
 
-    /// Has services end at random times: up to four times, possibly of several nodes at once.
+    /// Ends services at random times: up to four times, possibly those of several nodes at once.
     fn add_losses(&mut self, rng: &mut Rng) {
         // Where frames are altered, MOVE frames are, too.
         if self.hostile || !rng.chance(300_000) {
@@ -226,7 +226,7 @@ impl Scenario {
                 continue;
             }
             let at = Duration::from_micros(rng.magnitude(1, 20_000));
-            // What is too long with the headers of UDP is shortened when it is sent.
+            // A datagram that is too long with the headers of UDP is shortened when it is sent.
             let most = self.nodes[from].config.mtu.min(self.nodes[to].config.mtu) - 12;
             let bytes = rng.below(u64::from(most)) as usize;
             let kind = *rng.pick(&[EdpKind::EchoRequest, EdpKind::InfoRequest, EdpKind::Data]);
@@ -289,7 +289,7 @@ fn node(rng: &mut Rng, hostile: bool) -> NodePlan {
     }
 }
 
-/// Decides whether a node offers ECN, and from which queue on its switch port marks.
+/// Decides whether a node offers ECN, and at which length of the queue its switch port marks.
 fn choose_ecn(rng: &mut Rng, config: &mut NodeConfig) {
     config.endpoint.ecn = rng.chance(700_000);
     config.port.down.mark = *rng.pick(&[None, Some(0), Some(1), Some(5), Some(20)]);
@@ -363,7 +363,7 @@ fn programs(rng: &mut Rng, budget: u64, from_mtu: u32, to_mtu: u32) -> (SidePlan
 }
 
 fn side(rng: &mut Rng, mtu: u32) -> SidePlan {
-    let least = least_listener_capacity(mtu);
+    let least = min_listener_capacity(mtu);
     let pause = rng.chance(150_000).then(|| Pause {
         after: rng.magnitude(0, 100_000),
         lasts: Duration::from_micros(rng.magnitude(10, 3_000_000)),

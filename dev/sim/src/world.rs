@@ -121,7 +121,7 @@ pub enum Action {
     SetMtu(usize, u32),
     /// The node's interface fails, and the node is notified.
     Abandon(usize),
-    /// The node's service shuts down in order.
+    /// The node's service shuts down gracefully.
     ShutdownAll(usize),
     /// Sends a datagram: from node, port; to address, port; kind; number of bytes.
     Datagram(usize, Port, MacAddr, Port, esp_proto::EdpKind, usize),

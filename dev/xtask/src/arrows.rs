@@ -41,11 +41,11 @@ const SYSTEM: &[&str] = &[
 
 #[rustfmt::skip]
 const RULES: &[Rule] = &[
-    // The core, and what runs it without a machine.
+    // The core, and the crates that run it without a machine.
     Rule { package: "esp-proto",  may: Only(&[]), never: SYSTEM },
     Rule { package: "esp-sim",    may: Only(&["esp-proto"]), never: SYSTEM },
     Rule { package: "scale",      may: Only(&["esp-proto", "esp-sim"]), never: SYSTEM },
-    // What is not shipped: rigs of tests, and benchmarks.
+    // Not shipped: test rigs and benchmarks.
     Rule { package: "btl-conformance", may: Only(&["btl"]), never: &["btl-eth", "shm-btl", "ib-btl", "p2p", "esp-client", "tokio"] },
     Rule { package: "fake-verbs", may: Only(&["ib-btl", "btl"]), never: &["btl-eth", "shm-btl", "p2p", "tokio"] },
     Rule { package: "netns",      may: Only(&["netif"]), never: &["esp-proto", "btl", "tokio"] },
@@ -64,10 +64,10 @@ const RULES: &[Rule] = &[
     Rule { package: "btl-eth",    may: Only(&["btl", "esp-client"]), never: &["shm-btl", "ib-btl", "p2p", "esp-daemon"] },
     Rule { package: "shm-btl",    may: Only(&["btl", "shmem"]), never: &["btl-eth", "ib-btl", "p2p", "tokio"] },
     Rule { package: "ib-btl",     may: Only(&["btl"]), never: &["btl-eth", "shm-btl", "p2p", "tokio"] },
-    // What stands on the contract.
+    // Crates above the contract.
     Rule { package: "p2p",        may: Only(&["btl", "shmem"]), never: &["btl-eth", "shm-btl", "ib-btl", "esp-client", "esp-daemon"] },
     Rule { package: "boot",       may: Only(&[]), never: &["tokio", "p2p", "btl-eth", "shm-btl", "ib-btl"] },
-    // Where the parts of a job meet: the only crates beside programs that see concrete transports
+    // Where the parts of a job meet: besides programs, the only crates that see concrete transports
     // and the layer above.
     Rule { package: "job",        may: Only(&["btl", "btl-eth", "shm-btl", "ib-btl", "p2p", "boot", "esp-client"]), never: &["esp-daemon"] },
     Rule { package: "capi",       may: Only(&["job", "p2p", "boot", "btl", "esp-client"]), never: &["esp-daemon"] },
@@ -76,7 +76,7 @@ const RULES: &[Rule] = &[
     Rule { package: "preload",    may: Only(&["preload-wire"]), never: &["tokio", "rustix"] },
     Rule { package: "esprun",     may: Only(&["cli", "esp-client", "netif", "preload-wire"]), never: &["esp-daemon", "tokio"] },
     Rule { package: "ompi",       may: Only(&["btl", "btl-eth", "esp-client", "shmem"]), never: &["p2p", "esp-daemon"] },
-    // Programs and tests. The cli starts the daemon as a program; it does not see its inside.
+    // Programs and tests. The cli starts the daemon as a program; it does not see its internals.
     Rule { package: "cli",        may: Only(&["esp-proto", "netif", "esp-client", "preload-wire"]), never: &["btl", "p2p", "job", "esp-daemon"] },
     Rule { package: "esplab",     may: All, never: &["esp-daemon", "esp-tests", "xtask"] },
     // The command lines of all programs, for their manual pages.
@@ -87,7 +87,7 @@ const RULES: &[Rule] = &[
 
 /// Dependencies that only the tests of a crate may have: (package, dependency, reason).
 const FOR_TESTS: &[(&str, &str, &str)] = &[
-    ("cli", "netns", "tests skip themselves in one way"),
+    ("cli", "netns", "all tests skip themselves in the same way"),
     ("netif", "netns", "tests make their own network namespaces"),
     (
         "esp-engine",

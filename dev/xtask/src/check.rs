@@ -1,4 +1,4 @@
-//! The gates: what has to hold beside the tests.
+//! The gates: checks of the project in addition to the tests.
 
 use crate::outcome::Outcome;
 use crate::process::{cargo, output, run};

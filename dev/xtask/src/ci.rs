@@ -1,4 +1,4 @@
-//! What CI runs for every change. It needs root, for network namespaces.
+//! The steps that CI runs for every change. They need root, for network namespaces.
 
 use std::process::{Command, ExitCode};
 
@@ -13,7 +13,7 @@ use crate::{check, suite};
 const SOCKET_PROGRAMS: &str = "netcat,rsync_daemon,asyncio";
 
 /// Tests, one of which is the demo, and gates. A failed gate does not keep the tests from running.
-/// Beside the models and the gates, some of which compile, runs the soak.
+/// The soak runs at the same time as the models and the gates, some of which compile.
 pub(crate) fn run() -> Result<ExitCode, Failure> {
     let mut steps = Steps::new("ci");
     // Tests first: gates that compile find the dependencies' metadata already built.

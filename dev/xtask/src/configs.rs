@@ -75,7 +75,7 @@ fn is_unit(path: &Path) -> bool {
         .is_some_and(|e| e == "service" || e == "socket")
 }
 
-/// The daemon has to refuse an unknown key, else that it accepts our files means nothing.
+/// The daemon has to refuse an unknown key; otherwise it means nothing that it accepts our files.
 fn planted(daemon: &Path, scratch: &Path) -> Result<Option<String>, Failure> {
     let file = scratch.join("planted.toml");
     if let Err(e) = fs::write(&file, "no_such_key_at_all = 1\n") {
@@ -102,8 +102,8 @@ fn planted_unit(analyze: &Path, daemon: &Path, scratch: &Path) -> Result<Option<
         .then(|| "self-test: a unit with an unknown setting was not found".to_owned()))
 }
 
-/// Checks a copy of the unit that starts the daemon just built, for systemd requires the program
-/// to exist.
+/// Checks a copy of the unit that starts the daemon just built, because systemd requires the
+/// program to exist.
 fn check_unit(
     analyze: &Path,
     unit: &Path,

@@ -49,7 +49,7 @@ pub(crate) fn check(workspace: &Workspace) -> Outcome {
     Ok(format!("{seen} packages, compiled by {version}"))
 }
 
-/// Our version, the packages that need a newer one, and the number of packages looked at.
+/// Our version, the packages that need a newer one, and the number of packages checked.
 fn newer(metadata: &Value) -> (Option<Minor>, Vec<String>, usize) {
     let packages = metadata["packages"]
         .as_array()
@@ -62,7 +62,7 @@ fn newer(metadata: &Value) -> (Option<Minor>, Vec<String>, usize) {
             minor,
         )
     });
-    // One of the workspace; they all inherit the same.
+    // Any crate of the workspace: they all inherit this version.
     let ours = declared
         .clone()
         .find_map(|(_, is_ours, minor)| minor.filter(|_| is_ours));

@@ -11,7 +11,7 @@ use crate::workspace::{Workspace, root};
 
 /// Name of the component's file, by which Open MPI finds it.
 const COMPONENT: &str = "mca_btl_esp.so";
-/// Name of the file with help texts, which the component expects beside itself.
+/// Name of the file with help texts, which the component expects in its own folder.
 const HELP: &str = "help-mpi-btl-esp.txt";
 
 /// Arguments of `cargo xtask install-ompi`.
@@ -137,7 +137,7 @@ pub(crate) fn install_built(release: bool, dir: &Path) -> Result<PathBuf, Failur
     install(&build(release, None)?, dir)
 }
 
-/// Builds the component and puts it beside the programs that tests start.
+/// Builds the component and copies it to the folder of the programs that tests start.
 pub(crate) fn for_tests() -> Outcome {
     if !headers() {
         return Ok("SKIPPED: no headers of Open MPI (apt install libopenmpi-dev)".into());

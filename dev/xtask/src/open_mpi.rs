@@ -147,8 +147,8 @@ impl OpenMpi {
         })
     }
 
-    /// Returns the folder of PMIx's components if `mpirun` sets it as that of Open MPI's, too. From
-    /// Open MPI 5 on a setting in PMIx's own file does that (Debian 13).
+    /// Returns the folder of PMIx's components if `mpirun` sets it as that of Open MPI's, too.
+    /// Since Open MPI 5 a setting in PMIx's own file does that (Debian 13).
     pub(crate) fn overridden_by(&self) -> Option<String> {
         if self.version.major < 5 {
             return None;
@@ -212,7 +212,7 @@ fn of_compiler() -> Result<PathBuf, Failure> {
     ))
 }
 
-/// Returns what a program prints; `None` if it fails or is not there.
+/// Returns the output of a program; `None` if it fails or does not exist.
 fn printed(program: &Path, args: &[&str]) -> Option<String> {
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::null());

@@ -16,7 +16,8 @@ pub(crate) enum Failure {
 pub(crate) type Outcome = Result<String, Failure>;
 
 impl Failure {
-    /// Returns 1 for a failure, 2 for what could not run, as the project's other programs do.
+    /// Returns 1 for a failure and 2 if something could not run, as the project's other programs
+    /// do.
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {
             Failure::Failed(_) => ExitCode::from(1),
@@ -42,12 +43,12 @@ pub(crate) fn cannot_run<T>(text: impl Into<String>) -> Result<T, Failure> {
     Err(Failure::CannotRun(text.into()))
 }
 
-/// Makes a gate's result from the problems it found.
-pub(crate) fn verdict(problems: &[String], looked_at: String) -> Outcome {
+/// Makes a gate's result from the problems it found. `checked`: the number of things it checked.
+pub(crate) fn verdict(problems: &[String], checked: String) -> Outcome {
     if problems.is_empty() {
-        return Ok(looked_at);
+        return Ok(checked);
     }
-    let mut text = format!("{} problem(s); looked at {looked_at}", problems.len());
+    let mut text = format!("{} problem(s); checked {checked}", problems.len());
     for problem in problems {
         text.push_str("\n  ");
         text.push_str(&problem.replace('\n', "\n    "));

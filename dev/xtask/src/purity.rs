@@ -42,7 +42,7 @@ panic = "abort"
 const PROGRAM: &str = r#"
 #![no_std]
 
-// What the check must find: std brings a panic handler, too.
+// The violation that the check must find: std brings a panic handler, too.
 #[cfg(feature = "planted")]
 extern crate std;
 extern crate esp_proto;

@@ -10,7 +10,8 @@ use crate::workspace::{Workspace, root};
 
 /// Minutes of load in CI.
 const MINUTES: &str = "5";
-/// Seconds between two programs of each kind of load, so that the gates beside it have processors.
+/// Seconds between two programs of each kind of load, so that the gates that run at the same time
+/// get processors.
 const REST: &str = "3";
 /// Programs that the soak starts, and the component for its MPI jobs, if it was built.
 const PROGRAMS: [&str; 4] = ["esplab", "esp-daemon", "esping", "espstat"];
@@ -37,7 +38,7 @@ impl Soak {
         let mut started = || -> io::Result<Child> {
             let out = File::create(report)?;
             let errors = out.try_clone()?;
-            // It ends when the other end of this pipe is closed, also because CI was killed.
+            // It ends when the other end of this pipe is closed, even if CI was killed.
             soak.env("LEASH", "1").stdin(Stdio::piped());
             soak.stdout(out).stderr(errors).spawn()
         };

@@ -1,4 +1,4 @@
-//! Every MUST of docs/wire-format.md is cited beside the code that keeps it and by a test that
+//! Every MUST of docs/wire-format.md is cited next to the code that keeps it and by a test that
 //! breaks it, and every citation names a rule that exists.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -104,7 +104,7 @@ pub(crate) fn tests(steps: &mut Steps, workspace: &Workspace, require: bool) -> 
     counts
 }
 
-/// Runs the tests that [`tests`] leaves.
+/// Runs the tests that [`tests`] does not run.
 pub(crate) fn models_and_docs(
     steps: &mut Steps,
     workspace: &Workspace,
@@ -117,7 +117,7 @@ pub(crate) fn models_and_docs(
     steps.step("doc tests", || judged(counts, require, doc_tests()?));
 }
 
-/// Programs as well as tests, for some tests start the programs.
+/// Programs as well as tests, because some tests start the programs.
 fn build() -> Outcome {
     run(cargo(["build", "--locked", "--workspace", "--all-targets"]).current_dir(root()))?;
     let component = ompi::for_tests()?;
@@ -136,13 +136,13 @@ fn judged(sum: &mut Counts, require: bool, counts: Counts) -> Outcome {
     match () {
         () if bad > 0 => failed(text),
         () if all == 0 => failed("not a single test was run"),
-        () if skipped > 0 && require => failed(format!("{text}: skipped where nothing may be")),
+        () if skipped > 0 && require => failed(format!("{text}: skipped, although no test may be")),
         () => Ok(text),
     }
 }
 
 /// Models of the shared-memory protocols, checked by loom in every interleaving. The flag changes
-/// what dependencies are, so they have a target folder of their own.
+/// how dependencies are compiled, so they have a target folder of their own.
 fn models(workspace: &Workspace, require: bool) -> Result<Counts, Failure> {
     let mut args = vec!["--lib", "-E", "test(loom) | test(model)"];
     for package in workspace.depending_on("loom") {
@@ -172,7 +172,7 @@ fn nextest(
     };
     // nextest's store is below the root of the workspace, whatever the target folder is.
     let report = root().join("target/nextest/default/junit.xml");
-    // That of an earlier run.
+    // The report of an earlier run.
     let _ = fs::remove_file(&report);
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let threads = (cores * TESTS_PER_CORE).to_string();
@@ -194,7 +194,7 @@ fn nextest(
     Ok(counts)
 }
 
-/// Names of the tests marked `#[ignore]` but for [`HELPERS`].
+/// Names of the tests marked `#[ignore]` except [`HELPERS`].
 fn read_ignored(list: &str) -> impl Iterator<Item = String> {
     let names = list.lines().map(str::trim).filter(|name| !name.is_empty());
     names
@@ -202,8 +202,8 @@ fn read_ignored(list: &str) -> impl Iterator<Item = String> {
         .map(|name| format!("{name}: marked #[ignore]"))
 }
 
-/// Reads the report, which is XML in the form of JUnit. `.config/nextest.toml` has it contain the
-/// output of the tests that passed.
+/// Reads the report, which is XML in the form of JUnit. `.config/nextest.toml` includes the output
+/// of the tests that passed.
 fn read_report(xml: &str) -> Counts {
     let mut counts = Counts::default();
     for case in xml.split("<testcase ").skip(1) {

@@ -1,4 +1,5 @@
-//! What the project needs beside a Rust toolchain: programs of the system, and cargo's subcommands.
+//! Requirements of the project besides a Rust toolchain: programs of the system, and cargo's
+//! subcommands.
 
 use std::env;
 use std::path::Path;
@@ -12,7 +13,7 @@ use crate::workspace::{Workspace, root};
 pub(crate) const LAB: &[(&str, &str)] =
     &[("ip", "iproute2"), ("tc", "iproute2"), ("nft", "nftables")];
 
-/// Programs that some tests need beside [`LAB`].
+/// Programs that some tests need in addition to [`LAB`].
 pub(crate) const TESTS: &[(&str, &str)] = &[("tshark", "tshark")];
 
 /// Makes sure that the programs are installed: by apt-get as root, else the error says how.

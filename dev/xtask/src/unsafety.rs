@@ -1,5 +1,5 @@
-//! The files that may contain `unsafe`, for reviewers of memory safety. A crate without any has the
-//! compiler forbid it.
+//! The files that may contain `unsafe`, for reviewers of memory safety. A crate without any makes
+//! the compiler forbid it.
 
 use std::fs;
 use std::path::Path;
@@ -60,7 +60,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ),
     (
         "p2p/src/scope.rs",
-        "lends borrowed buffers to requests, and sees their end",
+        "lends borrowed buffers to requests until they complete",
     ),
     (
         "p2p/src/comm.rs",
@@ -81,7 +81,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ),
     (
         "p2p/src/engine/access.rs",
-        "reads what a write was lent, as it is sent",
+        "reads the lent memory of a write as it is sent",
     ),
     (
         "p2p/src/engine/rendezvous.rs",
@@ -93,14 +93,17 @@ const ALLOWED: &[(&str, &str)] = &[
     ),
     (
         "p2p/src/engine/outgoing.rs",
-        "bytes of sends that are not over; held sends of transports",
+        "bytes of pending sends; held sends of transports",
     ),
     (
         "p2p/src/engine/receive.rs",
-        "bytes of sends to the own rank that are not over",
+        "bytes of pending sends of a rank to itself",
     ),
     ("p2p/tests", "calls on raw memory, transports of tests"),
-    ("p2p/examples", "a receive on raw memory that nothing fits"),
+    (
+        "p2p/examples",
+        "a receive into raw memory that matches no message",
+    ),
     (
         "btl/src/contract.rs",
         "declares the calls that lend memory to a transport",
@@ -118,15 +121,15 @@ const ALLOWED: &[(&str, &str)] = &[
     ),
     (
         "dev/conformance/src/forward.rs",
-        "hands lent memory on to the wrapped transport",
+        "passes lent memory on to the wrapped transport",
     ),
     (
         "dev/conformance/src/faulty.rs",
-        "hands lent memory on to the wrapped transport",
+        "passes lent memory on to the wrapped transport",
     ),
     (
         "dev/conformance/src/faulty/tx.rs",
-        "hands lent memory on to the wrapped transport",
+        "passes lent memory on to the wrapped transport",
     ),
     (
         "dev/conformance/src/suite/memory.rs",
@@ -134,7 +137,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ),
     (
         "dev/conformance/tests",
-        "lends memory of tests, and hands lent memory on to the wrapped transport",
+        "lends memory of tests, and passes lent memory on to the wrapped transport",
     ),
     ("shmem/src", "memory shared with other processes"),
     (
@@ -189,7 +192,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("ib-btl/src/cache.rs", "hands lent memory to the adapter"),
     (
         "ib-btl/src/cache/tests.rs",
-        "maps and unmaps memory behind the cache",
+        "maps and unmaps the memory of cached registrations",
     ),
     (
         "ib-btl/src/transport",
@@ -202,7 +205,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("ib-btl/tests", "lends memory of tests to the transport"),
     (
         "job/capi/src/ffi",
-        "what C programs give; their names in the library",
+        "memory of C programs; names of the library's functions",
     ),
     (
         "job/boot/src/sys.rs",
@@ -214,7 +217,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ),
 ];
 
-/// Looks at every crate.
+/// Checks every crate.
 pub(crate) fn check(workspace: &Workspace) -> Outcome {
     let (mut problems, mut seen) = (Vec::new(), 0);
     for package in &workspace.packages {
@@ -237,7 +240,7 @@ pub(crate) fn check(workspace: &Workspace) -> Outcome {
 }
 
 /// The first `unsafe` of a file that may have none. Whole lines of comments do not count; the
-/// gate's own texts do not either, for its crate forbids unsafe code.
+/// gate's own texts do not either, because its crate forbids unsafe code.
 fn problem(path: &str, text: &str) -> Option<String> {
     let allowed = |(place, _): &(&str, &str)| Path::new(path).starts_with(place);
     if path.starts_with("dev/xtask") || ALLOWED.iter().any(allowed) {
@@ -259,7 +262,7 @@ fn problem(path: &str, text: &str) -> Option<String> {
     ))
 }
 
-/// A crate without any place in [`ALLOWED`] has the compiler forbid unsafe code.
+/// A crate without any place in [`ALLOWED`] makes the compiler forbid unsafe code.
 fn does_not_forbid(dir: &str, roots: &str) -> Option<String> {
     let is_inside = |(place, _): &(&str, &str)| Path::new(place).starts_with(dir);
     let forbids = roots.lines().any(|line| line == "#![forbid(unsafe_code)]");

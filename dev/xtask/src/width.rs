@@ -44,7 +44,7 @@ fn wide_comments(text: &str) -> Vec<(usize, usize)> {
         let comment = start.trim_start_matches(['/', '!', ' ']);
         if !start.starts_with("//") {
             fenced = false;
-            // A comment after code: not inside a string, as far as quotes tell.
+            // A comment after code: not inside a string, judging by the quotes.
             let at = line.rfind(" // ")?;
             let in_string = !line[..at].matches('"').count().is_multiple_of(2);
             return (!in_string).then_some(line);

@@ -100,7 +100,7 @@ pub enum DecodeError {
         /// Number that arrived.
         got: usize,
     },
-    /// Descriptors arrived that no message names. They are closed.
+    /// Descriptors arrived that belong to no message. They are closed.
     #[error("{got} descriptors arrived that belong to no control message")]
     UnexpectedDescriptors {
         /// Their number.
@@ -179,15 +179,15 @@ impl<T: Message> Decoder<T> {
         }
         self.bytes.extend_from_slice(bytes);
         self.descriptors.extend(descriptors);
-        // More than a message and the next one may have. They would wait until all messages before
-        // them are decoded, which may take long.
+        // More than this message and the next one may have. They would wait until all messages
+        // before them are decoded, which may take long.
         let got = self.descriptors.len();
         if got > 2 * MAX_DESCRIPTORS {
             self.fail(&DecodeError::UnexpectedDescriptors { got });
         }
     }
 
-    /// Ends the stream by a fatal error.
+    /// Ends the stream with a fatal error.
     fn fail(&mut self, error: &DecodeError) {
         self.failed = Some(error.clone());
         self.bytes = BytesMut::new();
@@ -276,6 +276,20 @@ impl<T: Message> Decoder<T> {
 /// # Errors
 /// `WouldBlock` if there is nothing to read, else the error of the system call.
 pub fn receive<T: Message>(socket: impl AsFd, decoder: &mut Decoder<T>) -> io::Result<usize> {
+    receive_admitted(socket, decoder, Some)
+}
+
+/// Reads like [`receive`], and passes each descriptor through `admit`. If that keeps one, the
+/// decoder fails: the other side has sent a descriptor that no message can need, which must not be
+/// closed here, because that may block.
+///
+/// # Errors
+/// Those of [`receive`].
+pub fn receive_admitted<T: Message>(
+    socket: impl AsFd,
+    decoder: &mut Decoder<T>,
+    admit: impl FnMut(OwnedFd) -> Option<OwnedFd>,
+) -> io::Result<usize> {
     let mut bytes = [0u8; CHUNK];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -285,15 +299,21 @@ pub fn receive<T: Message>(socket: impl AsFd, decoder: &mut Decoder<T>) -> io::R
         &mut control,
         RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC,
     )?;
-    let descriptors: Vec<OwnedFd> = control
+    let descriptors: Vec<Option<OwnedFd>> = control
         .drain()
         .filter_map(|part| match part {
             RecvAncillaryMessage::ScmRights(rights) => Some(rights),
             _ => None,
         })
         .flatten()
+        .map(admit)
         .collect();
-    decoder.push(bytes.get(..message.bytes).unwrap_or_default(), descriptors);
+    let kept = descriptors.iter().filter(|fd| fd.is_none()).count();
+    let bytes = bytes.get(..message.bytes).unwrap_or_default();
+    decoder.push(bytes, descriptors.into_iter().flatten());
+    if kept > 0 {
+        decoder.fail(&DecodeError::UnexpectedDescriptors { got: kept });
+    }
     if message.flags.contains(ReturnFlags::CTRUNC) {
         // At the limit of open files. The next message with descriptors is returned without any,
         // so that one request fails instead of the connection.

@@ -37,8 +37,8 @@ pub struct Rings {
 /// Request of a program.
 ///
 /// Common fields: `interface` is a name; `None` means the only interface, else the first that is
-/// up. Port 0 means any free port from 32768 on; ports below 1024 are for the superuser only. `key`
-/// is a job key of at most 32 bytes; empty for none.
+/// up. Port 0 means any free port of at least 32768; ports below 1024 are for the superuser only.
+/// `key` is a job key of at most 32 bytes; empty for none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 #[allow(missing_docs)] // fields: see above
@@ -49,8 +49,8 @@ pub enum Request {
         version: u16,
         /// Name of the program, for `espstat`; cut at 64 bytes.
         program: String,
-        /// Engine of the last daemon that served the program ([`Reply::Hello`]), whose ports belong
-        /// to that of the same number again; `None`: the daemon chooses one.
+        /// Engine of the last daemon that served the program ([`Reply::Hello`]); the engine with
+        /// this number serves the program's ports again. `None`: the daemon chooses one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         engine: Option<u8>,
     },
@@ -76,7 +76,7 @@ pub enum Request {
         rings: Rings,
     },
     /// Withdraws an [`Request::Accept`]. Reply: [`Reply::Done`]; the accept itself is answered,
-    /// too: with an error, or with a connection that was faster.
+    /// too: with an error, or with a connection that arrived before.
     CancelAccept {
         /// Envelope id of the accept.
         accept: u64,
@@ -96,7 +96,7 @@ pub enum Request {
     /// Sent before any other request for a slot. Reply: [`Reply::Done`]; the status word of the
     /// region then shows the progress.
     ResumeStream {
-        /// The slot that the stream had, and has from now on.
+        /// The slot of the stream, which it keeps.
         slot: u16,
         /// Sizes of its rings.
         rings: Rings,
@@ -127,7 +127,7 @@ pub enum Request {
     ResumeEdp {
         interface: String,
         port: u16,
-        /// The slot that the socket had, and has from now on.
+        /// The slot of the socket, which it keeps.
         slot: u16,
         /// Sizes of its rings.
         rings: Rings,
@@ -169,8 +169,8 @@ pub enum Request {
         /// From [`Reply::Lease`].
         lease: u64,
     },
-    /// Registers a connection over a lease, or its end. `espstat` shows registered connections, and
-    /// the daemon resets them when the program dies. Reply: [`Reply::Done`].
+    /// Reports a connection over a lease, or its end. `espstat` shows reported connections, and the
+    /// daemon resets them when the program dies. Reply: [`Reply::Done`].
     LeaseConnection {
         /// From [`Reply::Lease`].
         lease: u64,
@@ -352,7 +352,7 @@ pub struct InterfaceInfo {
     /// Address; its kind is the carrier.
     #[serde(with = "super::address")]
     pub addr: NodeAddr,
-    /// Maximum number of bytes behind the EtherType; for UDP what its headers leave of them.
+    /// Maximum number of bytes after the EtherType; for UDP, without those of its headers.
     pub mtu: u32,
     /// True if it has a carrier and is administratively up.
     pub up: bool,

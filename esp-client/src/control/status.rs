@@ -24,8 +24,8 @@ pub struct Status {
 }
 
 /// A connection: the values of [`esp_proto::ConnInfo`] under the same names, with times in µs,
-/// windows in packets and queues in bytes. `None`: the daemon does not know the value, as those of
-/// connections over leases, which only their programs know.
+/// windows in packets and queues in bytes. `None`: the daemon does not have the value, for example
+/// of a connection over a lease, whose program alone has it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct ConnectionStatus {
@@ -59,12 +59,12 @@ pub struct ConnectionStatus {
     pub duplicates: Option<u64>,
     pub out_of_order: Option<u64>,
     pub moves: Option<u64>,
-    /// Room of the rings that the program and the engine share, in bytes.
+    /// Sizes of the rings that the program and the engine share, in bytes.
     pub send_ring: Option<u32>,
     pub recv_ring: Option<u32>,
 }
 
-/// The owner of a connection or port, as far as the viewer may know it.
+/// The owner of a connection or port, if the viewer may see it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct Owner {
@@ -91,7 +91,7 @@ pub struct ListenerStatus {
 pub struct EdpStatus {
     pub interface: String,
     pub port: u16,
-    /// As of [`ConnectionStatus`].
+    /// As in [`ConnectionStatus`].
     pub send_ring: Option<u32>,
     pub recv_ring: Option<u32>,
     #[serde(flatten)]

@@ -1,17 +1,17 @@
 //! Adoption of leases by the next daemon.
 //!
-//! When the control connection ends, streams and listeners over leases go on, because the sockets
-//! belong to this program. But no daemon replies to liveness queries for it, and none would reset
-//! its connections if it died. So a thread tries to connect to the next daemon, with pauses from
-//! 0.1 to 1 second, and requests each lease again. The daemon checks the request as any for a
-//! lease, and opens new sockets for the same ports, which replace the old ones. Then the
-//! connections are registered anew. The next daemon reserves the ports for their user meanwhile
-//! (`lease.grace` in its configuration). A lease that the last daemon granted meanwhile is adopted
-//! with the others, or given up if it comes later ([`Leases::keep`]).
+//! When the control connection ends, streams and listeners over leases continue, because the
+//! sockets belong to this program. But no daemon replies to liveness queries for it, and none would
+//! reset its connections if it died. So a thread tries to connect to the next daemon, with pauses
+//! from 0.1 to 1 second, and requests each lease again. The daemon checks the request like any
+//! request for a lease, and opens new sockets for the same ports, which replace the old ones. Then
+//! the connections are reported again. Until then the next daemon reserves the ports for their user
+//! (`lease.grace` in its configuration). A lease that the last daemon granted in the meantime is
+//! adopted with the others, or given up if it comes later ([`Leases::keep`]).
 //!
 //! A lease that is refused (by policy or limits, or because its ports are in use) is closed: its
 //! connections end here and at their peers, and its listener with the daemon's error. It could not
-//! go on, because the daemon answers its peers with resets.
+//! continue, because the daemon answers its peers with resets.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,9 +25,9 @@ use crate::error::EspError;
 use crate::session::{Answer, Session};
 use crate::sync::lock;
 
-/// Pause before the first attempt; it doubles up to [`LONGEST_PAUSE`].
+/// Pause before the first attempt; it doubles up to [`MAX_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+const MAX_PAUSE: Duration = Duration::from_secs(1);
 
 /// Reason why a lease was not adopted.
 enum NotAdopted {
@@ -39,9 +39,9 @@ enum NotAdopted {
 /// A lease that the next daemon adopted: its new id, and the new spare sockets.
 type Adopted = (Arc<LeasedPorts>, u64, [LeasedSocket; 2]);
 
-/// Starts the thread that searches for the next daemon, unless it runs or nothing is leased.
+/// Starts the thread that searches for the next daemon, unless it is running or nothing is leased.
 pub(super) fn start(leases: &Arc<Leases>) {
-    if lock(&leases.table).is_empty() || leases.adopting.swap(true, Ordering::Relaxed) {
+    if leases.left_to_adopt(&[]).is_empty() || leases.adopting.swap(true, Ordering::Relaxed) {
         return;
     }
     let searching = Arc::clone(leases);
@@ -59,7 +59,7 @@ impl Leases {
         let mut pause = FIRST_PAUSE;
         loop {
             std::thread::sleep(pause);
-            pause = (2 * pause).min(LONGEST_PAUSE);
+            pause = (2 * pause).min(MAX_PAUSE);
             if self.is_finished() || self.adopt() {
                 return self.adopting.store(false, Ordering::Relaxed);
             }
@@ -77,8 +77,8 @@ impl Leases {
         let mut adopted = Vec::new();
         let mut registry = loop {
             let registry = lock(&self.registry);
-            // A lease that the last daemon granted may have been added meanwhile. None is added
-            // once the keeper is another.
+            // A lease that the last daemon granted may have been added since. None is added once
+            // the keeper has changed.
             let left = self.left_to_adopt(&adopted);
             if left.is_empty() {
                 break registry;
@@ -96,14 +96,14 @@ impl Leases {
         }
         registry.set_keeper(session, |lease| ids.iter().any(|id| Arc::ptr_eq(id, lease)));
         registry.keeper.announce_loss(self.engine.progress.waker());
-        // The client may have been dropped meanwhile.
+        // The client may have been dropped in the meantime.
         if self.is_finished() {
             registry.keeper.close();
         }
         true
     }
 
-    /// Returns the leases of the table that are not among these, a standby after its lease.
+    /// Returns the leases of the table that are not among these, each standby after its lease.
     fn left_to_adopt(&self, adopted: &[Adopted]) -> Vec<Arc<LeasedPorts>> {
         let is_left = |ports: &&Arc<LeasedPorts>| {
             !ports.is_lost() && !adopted.iter().any(|(of, ..)| Arc::ptr_eq(of, ports))
@@ -113,7 +113,7 @@ impl Leases {
         left
     }
 
-    /// Has the daemon adopt these leases; false if it failed.
+    /// Requests the adoption of these leases from the daemon; false if it failed.
     fn adopt_all(
         &self,
         session: &Arc<Session>,
@@ -124,7 +124,7 @@ impl Leases {
             match self.adopt_one(session, &ports, adopted) {
                 Ok((id, spares)) => adopted.push((ports, id, spares)),
                 Err(NotAdopted::Retry(why)) => {
-                    // The end of the session ends what was adopted in it.
+                    // The end of the session ends the leases adopted in it.
                     session.fail(why);
                     for (ports, _, spares) in adopted.drain(..) {
                         *lock(&ports.spares) = Some(spares);

@@ -1,13 +1,13 @@
 //! The ESP engine inside the program, shared by its threads.
 //!
-//! One [`Engine`] behind a mutex. A call that has work for it tries the lock, polls once and
-//! unlocks. Of the threads that block, one holds the engine and sleeps in its epoll set (the
+//! One [`Engine`] behind a mutex. A call that has work for the engine tries the lock, polls once
+//! and unlocks. Of the threads that block, one holds the engine and sleeps in its epoll set (the
 //! *driver*, see [`wait`](super::wait)). The others are [parked](super::parked): the engine wakes
-//! those of the sockets that changed, and a driver that unlocks calls one more, which drives.
-//! A thread that writes while another one drives rings the doorbell, as it would towards a daemon:
-//! if the engine sleeps, an eventfd wakes the driver.
+//! those whose sockets changed, and a driver that unlocks calls one more, which takes over. A
+//! thread that writes while another one drives rings the doorbell, as it would towards a daemon: if
+//! the engine sleeps, an eventfd wakes the driver.
 //!
-//! No doorbell is lost when the lock changes hands: the thread that unlocks checks the doorbells
+//! No doorbell is lost when the lock is passed on: the thread that unlocks checks the doorbells
 //! afterwards, and the thread that rings tries the lock afterwards. One of the two sees the other.
 //!
 //! While no thread of the program polls, the [progress thread](super::progress) does.
@@ -53,7 +53,7 @@ pub(crate) struct EmbeddedEngine {
     pub(super) contended_until: AtomicU64,
     /// Number of polls that found work, modulo 2^64.
     activity: AtomicU64,
-    /// Number of threads that want the engine for a moment; a driver steps aside for them.
+    /// Number of threads that need the engine briefly; a driver steps aside for them.
     pub(super) wanted: AtomicU32,
     session: Arc<Session>,
     /// Events of slots, until a [`Poller`](crate::Poller) takes them.
@@ -141,9 +141,9 @@ impl EmbeddedEngine {
     /// [`EmbeddedEngine::awake`] follows.
     pub(crate) fn try_sleep(&self) -> Option<Option<Duration>> {
         let Some(mut engine) = self.try_engine() else {
-            // Another thread drives the engine, and then the progress thread does. Both serve the
+            // Another thread drives the engine, and later the progress thread does. Both serve the
             // deadlines, and write to the notify pair for events.
-            let is_driven = !self.is_forked() && !self.progress.is_retired();
+            let is_driven = !self.is_forked() && !self.progress.has_stopped_polling();
             return is_driven.then_some(None);
         };
         engine.watch(true);
@@ -159,7 +159,7 @@ impl EmbeddedEngine {
 
     /// Leaves all polls to the poller.
     pub(crate) fn drive(&self) {
-        self.progress.retire();
+        self.progress.stop_polling();
     }
 
     /// Ends a poller's sleep and makes the descriptors unreadable.
@@ -221,13 +221,13 @@ impl EmbeddedEngine {
     }
 
     /// Unlocks the engine. Wakes a thread that waits for it, since no thread drives it now, and the
-    /// progress thread if it waits for the engine or, after a poll, took the program for away.
+    /// progress thread if it waits for the engine or, after a poll, considered the program away.
     pub(super) fn leave(&self, engine: MutexGuard<'_, Engine>) {
         let polled_at = engine.polled_at().as_nanos();
-        // A program that only writes serves doorbells without a poll, and is away all the same.
+        // A program that only writes serves doorbells without a poll, and still counts as away.
         let polled = self.last_poll.load(Ordering::Relaxed) != polled_at;
         self.last_poll.store(polled_at, Ordering::Relaxed);
-        let worked = self.progress.is_news(self.activity()) || !engine.is_armed();
+        let worked = self.progress.has_new_work(self.activity()) || !engine.is_armed();
         drop(engine);
         self.parked.call_driver();
         self.progress.unlocked(polled, worked);
@@ -242,8 +242,8 @@ impl EmbeddedEngine {
         }
     }
 
-    /// Rings a slot's doorbell and, unless a poller drives the engine, sends what was written, as
-    /// far as the windows allow. The progress thread sends the rest if the program does not poll.
+    /// Rings a slot's doorbell and, unless a poller drives the engine, sends the written bytes that
+    /// the windows allow. The progress thread sends the rest if the program does not poll.
     #[inline]
     pub(crate) fn ring(&self, slot: u16) {
         if self.is_forked() {
@@ -251,8 +251,8 @@ impl EmbeddedEngine {
         }
         let asleep = self.doorbell.ring(slot);
         fence(Ordering::SeqCst);
-        if self.progress.is_retired() {
-            // The poller's next poll sends what was written, with what other streams have.
+        if self.progress.has_stopped_polling() {
+            // The poller's next poll sends the written bytes, together with those of other streams.
             if asleep {
                 self.interrupt();
             }
@@ -268,7 +268,7 @@ impl EmbeddedEngine {
             self.interrupt();
         }
         if unsent {
-            self.progress.attend();
+            self.progress.watch_unsent();
         }
     }
 

@@ -137,7 +137,7 @@ impl Leases {
         listener: Option<u64>,
         count: u16,
     ) -> Result<Arc<LeasedPorts>, EspError> {
-        let session = self.present_keeper()?;
+        let session = self.current_keeper()?;
         let answer = session.ask(&Request::Lease {
             interface: Some(interface.into()),
             listener,
@@ -203,8 +203,8 @@ impl Leases {
     /// Adds a lease that this session granted to the table.
     ///
     /// # Errors
-    /// The daemon has ended, and the next one has adopted the leases of the table: it would not
-    /// adopt this one any more.
+    /// The daemon has ended, and the next one has adopted the leases of the table: it would no
+    /// longer adopt this one.
     pub(super) fn keep(&self, session: &Session, ports: &Arc<LeasedPorts>) -> Result<(), EspError> {
         let registry = lock(&self.registry);
         if std::ptr::eq(&*registry.keeper, session) {
@@ -219,8 +219,8 @@ impl Leases {
         Err(EspError::gone(&self.session.path, why))
     }
 
-    /// Leases the ports of a lease on the node's other interfaces, too, as far as the daemon
-    /// allows. Call it before the first connection, because only later ones can move.
+    /// Leases the ports of a lease on the node's other interfaces, too, if the daemon allows it.
+    /// Call it before the first connection, because only later ones can move.
     pub(super) fn prepare_standbys(&self, ports: &LeasedPorts) {
         let session = self.keeper();
         if ports.kind == LeaseKind::Standby || ports.standbys.get().is_some() {
@@ -253,13 +253,13 @@ impl Leases {
     ///
     /// # Errors
     /// There is no daemon, or the leases are not adopted yet.
-    fn present_keeper(&self) -> Result<Arc<Session>, EspError> {
+    fn current_keeper(&self) -> Result<Arc<Session>, EspError> {
         let mut registry = lock(&self.registry);
         if !registry.keeper.is_lost() {
             return Ok(Arc::clone(&registry.keeper));
         }
-        if !lock(&self.table).is_empty() {
-            let why = "the next one has not adopted the leases yet";
+        if lock(&self.table).iter().any(|ports| !ports.is_lost()) {
+            let why = "the next daemon has not adopted the leases yet";
             return Err(EspError::gone(&self.session.path, why));
         }
         let next = Session::open(&self.session.path, false, false)?;
@@ -268,7 +268,7 @@ impl Leases {
         Ok(next)
     }
 
-    /// Returns the lease that has this port on this interface (`None`: on any): one of a range, or
+    /// Returns the lease that has this port on this interface (`None`: on any): that of a range, or
     /// that of an earlier listener, whose connections keep it.
     pub(crate) fn holder(&self, interface: Option<&str>, port: u16) -> Option<Arc<LeasedPorts>> {
         let has = |ports: &&Arc<LeasedPorts>| {
@@ -279,11 +279,10 @@ impl Leases {
         lock(&self.table).iter().find(has).cloned()
     }
 
-    /// Switches to the spare sockets if the daemon that keeps the ports is gone; returns true if it
+    /// Switches to the spare sockets if the daemon that keeps the ports is gone. Returns true if it
     /// is.
     pub(super) fn use_spares(&self) -> bool {
-        // Held until the end: the spares of a daemon that adopts the leases meanwhile are not
-        // needed.
+        // Held until the end: the spares of a daemon that adopts the leases must stay unused.
         let registry = lock(&self.registry);
         if !registry.keeper.is_lost() {
             return false;
@@ -303,8 +302,8 @@ impl Leases {
         true
     }
 
-    /// Ends the streams, which are closed, and the progress thread. Gives those of a polled client
-    /// half a second in which their peers may close them, too. The client is about to be dropped.
+    /// Ends the streams, which are closed, and the progress thread, because the client is about to
+    /// be dropped. The peers of a polled client get half a second to close their streams, too.
     pub(crate) fn finish(&self) {
         if self.engine.is_forked() {
             return;
@@ -319,7 +318,7 @@ impl Leases {
         self.engine.end_streams(end);
         self.finished.store(true, Ordering::Relaxed);
         self.engine.progress.interrupt();
-        // Else the daemon would reset them at their peers.
+        // Otherwise the daemon would reset them at their peers.
         self.report_closed();
         self.keeper().close();
     }

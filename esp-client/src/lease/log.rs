@@ -41,7 +41,7 @@ impl EventLog {
                 }
             }
             EngineEvent::Closed { slot, .. } => {
-                // In use until the daemon knows, which could mistake the next connection for it.
+                // In use until reported: the daemon could mistake the next connection for this one.
                 self.closed.insert(slot);
             }
             EngineEvent::Moved {
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn closed_slots_are_over_before_the_report_to_the_daemon() {
+    fn closed_slots_have_ended_before_the_report_to_the_daemon() {
         let mut log = EventLog::default();
         assert!(log.all_closed());
         log.slots

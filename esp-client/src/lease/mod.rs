@@ -7,10 +7,10 @@
 //! same ports on the other interfaces, to which its connections move when its interface fails.
 //!
 //! From bottom to top: [`log`], [`engine`], [`parked`] and [`wait`] are the engine, [`registry`]
-//! the connections that the daemon knows, [`leases`] all leases of a client, [`sockets`] streams,
-//! listeners and datagram sockets. [`adopt`] renews leases at the next daemon, [`progress`] is the
-//! thread that polls the engine while the program does not, [`end`] what delivers the last bytes
-//! before the engine ends.
+//! has the connections reported to the daemon, [`leases`] all leases of a client, [`sockets`]
+//! streams, listeners and datagram sockets. [`adopt`] renews leases at the next daemon,
+//! [`progress`] is the thread that polls the engine while the program does not, and [`end`]
+//! delivers the last bytes before the engine ends.
 
 mod adopt;
 mod end;

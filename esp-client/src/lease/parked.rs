@@ -2,7 +2,7 @@
 //!
 //! A thread that waits for a socket sleeps on the status word of that socket's region, as it would
 //! with a daemon, and the engine wakes it when there is something for it. So no thread wakes for
-//! what arrives for others.
+//! the events of others.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use esp_engine::shm::{Spin, Wake};
 
 use crate::sync::{Waiting, lock};
 
-/// What a thread waits for.
+/// Event that a thread waits for.
 #[derive(Clone, Copy)]
 pub(crate) enum Event<'a> {
     /// A change of a socket's region.
@@ -34,7 +34,7 @@ enum WakeBy {
 /// A parked thread.
 struct Parked {
     wake_by: WakeBy,
-    /// The thread shall check its condition, and drive the engine if that is false.
+    /// The thread must check its condition, and drive the engine if that is false.
     called: AtomicBool,
     wake: Condvar,
 }
@@ -149,8 +149,8 @@ impl ParkedThreads {
         self.arrived.store(true, Ordering::SeqCst);
     }
 
-    /// Calls the threads that may be ready after a poll with work, but for those that the engine
-    /// has woken.
+    /// Calls the threads that may be ready after a poll with work, except those that the engine has
+    /// woken.
     pub(super) fn call_ready(&self) {
         fence(Ordering::SeqCst);
         if self.to_call.load(Ordering::Relaxed) > 0 {
@@ -169,8 +169,8 @@ impl ParkedThreads {
         }
     }
 
-    /// Calls the threads that may be ready, and one more, which drives the engine: no thread does
-    /// now.
+    /// Calls the threads that may be ready, or else one that drives the engine, because no thread
+    /// does now.
     pub(super) fn call_driver(&self) {
         fence(Ordering::SeqCst);
         if self.count.load(Ordering::Relaxed) > 0 {
@@ -201,7 +201,7 @@ mod tests {
 
     use super::*;
 
-    /// Longest sleep in tests: none may last that long.
+    /// Maximum sleep in tests: none may last that long.
     const LONG: Duration = Duration::from_secs(60);
 
     fn until() -> Instant {

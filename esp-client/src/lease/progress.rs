@@ -1,23 +1,24 @@
 //! The progress thread: polls the embedded engine while the program does not, and maintains the
 //! leases.
 //!
-//! While the program polls, the thread only checks that it still does. Once no poll has been made
-//! for [`AWAY`] the program computes or waits for something else. The thread then sleeps in the
-//! engine's epoll set and polls at each frame, doorbell and deadline: acknowledgements, bytes that
-//! the peer's window held back, retransmissions, closes. The program's next poll sends it back to
-//! its checks. A write serves a doorbell and is no poll: a program that only writes is away.
+//! While the program polls, the thread only checks that it still does. A program that has not
+//! polled for [`AWAY_AFTER`] is *away*: it computes or waits for something else. The thread then
+//! sleeps in the engine's epoll set and polls at each frame, doorbell and deadline:
+//! acknowledgements, bytes that the peer's window held back, retransmissions, closes. The program's
+//! next poll sends it back to its checks. A write serves a doorbell but is not a poll: a program
+//! that only writes is away.
 //!
-//! A check takes some 20 µs of the program's core, so checks become rare while they find the
-//! program polling: the interval doubles from [`AWAY`] to [`RARELY`], and is [`AWAY`] again once
-//! the program was away. A write that leaves bytes unsent wakes the thread, which checks every
-//! [`AWAY`] until they are sent. So bytes written wait at most [`AWAY`] for a program that
-//! computes, and frames that arrive at most [`RARELY`].
+//! A check takes about 20 µs of the program's core, so checks become rare while they find the
+//! program polling: the interval doubles from [`AWAY_AFTER`] to [`MAX_CHECK_INTERVAL`], and is
+//! [`AWAY_AFTER`] again once the program was away. A write that leaves bytes unsent wakes the
+//! thread, which checks every [`AWAY_AFTER`] until they are sent. So while a program computes,
+//! written bytes wait at most [`AWAY_AFTER`], and arriving frames at most [`MAX_CHECK_INTERVAL`].
 //!
-//! Without work it sleeps for [`IDLE`], or until something concerns it: a poll of the program, the
-//! end of the daemon's connection, the end of the client. What it could not do because another
-//! thread had the engine is tried again after [`RETRY`]. A program that sleeps on the engine's set
-//! itself ([`Poller`](crate::Poller)) has that time to poll before the thread does: it may do
-//! something else first. Its polls without work, which look after peers, do not wake the thread.
+//! Without work it sleeps for [`MAX_SLEEP`], or until the program polls, the daemon's connection
+//! ends, or the client ends. Work that it could not do because another thread had the engine is
+//! retried after [`RETRY_INTERVAL`]. A program that sleeps on the engine's set itself
+//! ([`Poller`](crate::Poller)) has that time to poll before the thread does: it may do something
+//! else first. Its polls that find no work, by which it checks its peers, do not wake the thread.
 //!
 //! A program may promise that one of its threads polls at each event
 //! ([`Poller::drive`](crate::Poller::drive)). The thread then only maintains the leases.
@@ -39,21 +40,21 @@ use crate::error::EspError;
 use crate::session::Session;
 use crate::sync::lock;
 
-/// The program is away once it has not polled for this long. Also the shortest interval of checks;
-/// at a quarter of it streams lost a tenth of their bandwidth.
-const AWAY: Duration = Duration::from_millis(1);
-/// Longest interval of checks. Of the round trips of a polling ping-pong fewer than one in a
-/// hundred meet a check.
-const RARELY: Duration = Duration::from_millis(8);
-/// Longest sleep, so that a lost wake-up (a bug) shows as slowness.
-const IDLE: Duration = Duration::from_secs(1);
-/// Longest sleep while something is left to do, and the interval of maintenance for a program that
-/// makes all polls itself.
-const RETRY: Duration = Duration::from_millis(20);
+/// Time without a poll after which the program is away. Also the minimum interval of checks; at a
+/// quarter of it streams lost a tenth of their bandwidth.
+const AWAY_AFTER: Duration = Duration::from_millis(1);
+/// Maximum interval of checks. Fewer than one in a hundred round trips of a polling ping-pong
+/// coincide with a check.
+const MAX_CHECK_INTERVAL: Duration = Duration::from_millis(8);
+/// Maximum sleep, so that a lost wake-up (a bug) appears as slowness and not as a hang.
+const MAX_SLEEP: Duration = Duration::from_secs(1);
+/// Maximum sleep while work remains, and the interval of maintenance for a program that makes all
+/// polls itself.
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-// What the thread does, or is about to do.
+// State of the thread: its current or next activity.
 const AWAKE: u8 = 0;
-/// Sleeps for longer than [`AWAY`] although the program polls.
+/// Sleeps for longer than [`AWAY_AFTER`] although the program polls.
 const CHECKS_RARELY: u8 = 1;
 /// Sleeps because the program is away.
 const STANDS_IN: u8 = 2;
@@ -61,18 +62,18 @@ const STANDS_IN: u8 = 2;
 /// finds for tasks ends the sleep, too.
 const LOCKED_OUT: u8 = 3;
 /// As [`STANDS_IN`], but the program sleeps on the engine's set. A poll that finds no work does not
-/// end the sleep, as long as the set is armed: the program looks after something else, and will
-/// sleep again, or be away.
+/// end the sleep, as long as the set is armed: the program checks something else, and will sleep
+/// again, or be away.
 const WATCHES: u8 = 4;
 
-/// How the progress thread's sleep ends early.
+/// The progress thread's sleep, and the conditions that end it early.
 pub(super) struct ProgressSleep {
     state: AtomicU8,
     /// Bytes were left unsent since the thread last found none.
     unsent: AtomicBool,
     /// [`EmbeddedEngine::activity`] when the thread last polled.
     seen: AtomicU64,
-    /// A thread of the program polls at each event; this one does not.
+    /// A thread of the program polls at each event, and the progress thread does not.
     driven: AtomicBool,
     wake: Arc<OwnedFd>,
 }
@@ -89,39 +90,40 @@ impl ProgressSleep {
         })
     }
 
-    /// Returns the eventfd that ends the present sleep, or else the next one, once it is written.
+    /// Returns the eventfd. A write to it ends the current sleep or, without one, the next.
     pub(super) fn waker(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.wake)
     }
 
-    /// Ends the present sleep, or else the next one.
+    /// Ends the current sleep or, without one, the next.
     pub(super) fn interrupt(&self) {
         // Fails only with a full counter, which wakes as well.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
     /// Leaves all polls to a thread of the program.
-    pub(super) fn retire(&self) {
+    pub(super) fn stop_polling(&self) {
         self.driven.store(true, Ordering::Relaxed);
         self.wake();
     }
 
-    /// Returns true after [`ProgressSleep::retire`].
+    /// Returns true after [`ProgressSleep::stop_polling`].
     #[inline]
-    pub(super) fn is_retired(&self) -> bool {
+    pub(super) fn has_stopped_polling(&self) -> bool {
         self.driven.load(Ordering::Relaxed)
     }
 
-    /// Returns whether work was found since the thread last polled. The caller has the engine.
+    /// Returns true if work was found since the thread last polled. The caller must have the
+    /// engine.
     #[inline]
-    pub(super) fn is_news(&self, activity: u64) -> bool {
+    pub(super) fn has_new_work(&self, activity: u64) -> bool {
         self.seen.load(Ordering::Relaxed) != activity
     }
 
-    /// Ends the sleep of a thread that stands in, if the program has `polled`; that of one that
-    /// watches, if there was work, or frames do not end the sleep any more (`worked`); and that of
-    /// one that did not get the engine. The caller has made a full fence since it unlocked the
-    /// engine.
+    /// Wakes the progress thread after the engine was unlocked: from [`STANDS_IN`] if the program
+    /// has `polled`, from [`WATCHES`] if `worked` (there was work, or frames no longer end its
+    /// sleep), and always from [`LOCKED_OUT`]. The caller must have executed a full fence since the
+    /// unlock.
     #[inline]
     pub(super) fn unlocked(&self, polled: bool, worked: bool) {
         if polled {
@@ -133,8 +135,8 @@ impl ProgressSleep {
         self.end_sleep(LOCKED_OUT);
     }
 
-    /// Ends the sleep of a thread that did not get the engine, if the work that was found
-    /// `concerns` it. The caller has made a full fence since it counted the work.
+    /// Wakes the progress thread from [`LOCKED_OUT`] if the work that was found `concerns` it. The
+    /// caller must have executed a full fence since it counted the work.
     #[inline]
     pub(super) fn worked(&self, concerns: impl FnOnce() -> bool) {
         if self.state.load(Ordering::Relaxed) == LOCKED_OUT && concerns() {
@@ -142,16 +144,17 @@ impl ProgressSleep {
         }
     }
 
-    /// Ends the sleep of a thread that stands in.
+    /// Wakes the progress thread from any sleep in which it may poll.
     fn wake(&self) {
         self.unlocked(true, true);
     }
 
-    /// Has the thread check every [`AWAY`] until the bytes are sent that a write left unsent.
-    pub(super) fn attend(&self) {
+    /// Shortens the interval of checks to [`AWAY_AFTER`] until the bytes that a write left unsent
+    /// are sent.
+    pub(super) fn watch_unsent(&self) {
         if !self.unsent.load(Ordering::Relaxed) {
             self.unsent.store(true, Ordering::Relaxed);
-            // Against the one in `check_later`: it sees the bytes, or we see its sleep.
+            // Pairs with the fence in `check_later`: it sees the bytes, or we see its sleep.
             fence(Ordering::SeqCst);
         }
         self.end_sleep(CHECKS_RARELY);
@@ -185,18 +188,22 @@ impl EmbeddedEngine {
     /// Takes one step of the progress thread: checks while the program polls, else polls the engine
     /// and sleeps until there is work for it.
     fn progress(&self, state: &mut Progress) {
-        if self.is_forked() || self.progress.is_retired() {
-            return std::thread::sleep(RETRY);
+        if self.is_forked() || self.progress.has_stopped_polling() {
+            return std::thread::sleep(RETRY_INTERVAL);
         }
         let left = self.until_away(state);
         if !left.is_zero() {
             return self.check_later(state, left);
         }
-        state.interval = AWAY;
-        // Before the lock is tried: a poll of the program from here on ends the sleep.
+        state.interval = AWAY_AFTER;
+        // Before the lock is tried: any later poll of the program ends the sleep.
         let engine = self.try_engine_as(STANDS_IN);
         let engine = engine.or_else(|| self.try_engine_as(LOCKED_OUT));
-        let mut limit = if state.unfinished { RETRY } else { IDLE };
+        let mut limit = if state.unfinished {
+            RETRY_INTERVAL
+        } else {
+            MAX_SLEEP
+        };
         let mut by_program = false;
         let mut due = false;
         let is_free = engine.is_some();
@@ -214,7 +221,11 @@ impl EmbeddedEngine {
                 self.progress.state.store(WATCHES, Ordering::Relaxed);
             }
             engine.arm();
-            let patience = if by_program { RETRY } else { Duration::ZERO };
+            let patience = if by_program {
+                RETRY_INTERVAL
+            } else {
+                Duration::ZERO
+            };
             if let Some(deadline) = engine.deadline() {
                 limit = limit.min(deadline.since(Clock.now()) + patience);
             }
@@ -229,10 +240,11 @@ impl EmbeddedEngine {
             due |= work || self.doorbell.pending() || futile;
             if futile {
                 self.progress.state.store(AWAKE, Ordering::Relaxed);
-                std::thread::sleep(AWAY);
+                std::thread::sleep(AWAY_AFTER);
             }
         } else {
-            // After the fence in `try_engine_as`: this sees the work, or `worked` the sleep.
+            // After the fence in `try_engine_as`: either this sees the work, or `worked` sees the
+            // sleep.
             due |= self.activity() != state.activity && !self.tasks.is_empty();
         }
         if due {
@@ -244,35 +256,35 @@ impl EmbeddedEngine {
         }
     }
 
-    /// Sleeps until the program has polled, at most for [`RETRY`].
+    /// Sleeps until the program has polled, at most for [`RETRY_INTERVAL`].
     fn leave_to_program(&self, state: &Progress) {
         self.progress.state.store(STANDS_IN, Ordering::Relaxed);
-        // Against the one between an unlock and `unlocked`.
+        // Pairs with the fence between an unlock and `unlocked`.
         fence(Ordering::SeqCst);
         if self.last_poll.load(Ordering::Relaxed) == state.own_poll {
-            self.sleep_until_work(RETRY, false);
+            self.sleep_until_work(RETRY_INTERVAL, false);
         } else {
             self.progress.state.store(AWAKE, Ordering::Relaxed);
         }
     }
 
-    /// Announces a state, then tries to lock the engine: this thread gets the lock, or an unlock
-    /// finds the state.
+    /// Announces a state, then tries to lock the engine: either this thread gets the lock, or an
+    /// unlock finds the state.
     fn try_engine_as(&self, state: u8) -> Option<MutexGuard<'_, Engine>> {
         self.progress.state.store(state, Ordering::Relaxed);
-        // Against the one between an unlock and `unlocked`.
+        // Pairs with the fence between an unlock and `unlocked`.
         fence(Ordering::SeqCst);
         self.try_engine()
     }
 
-    /// Time until the program counts as away; zero if it does.
+    /// Returns the time until the program counts as away; zero if it does.
     fn until_away(&self, state: &Progress) -> Duration {
         let last = self.last_poll.load(Ordering::Relaxed);
         if last == state.own_poll {
             return Duration::ZERO;
         }
         let idle = Clock.now().as_nanos().saturating_sub(last);
-        AWAY.saturating_sub(Duration::from_nanos(idle))
+        AWAY_AFTER.saturating_sub(Duration::from_nanos(idle))
     }
 
     /// Sleeps until the next check of a program that polls: `left` while bytes are unsent, else
@@ -287,19 +299,19 @@ impl EmbeddedEngine {
         sleep.state.store(CHECKS_RARELY, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         if !self.tasks.is_empty() || sleep.unsent.load(Ordering::Relaxed) {
-            state.interval = AWAY;
+            state.interval = AWAY_AFTER;
         }
-        if state.interval <= AWAY {
+        if state.interval <= AWAY_AFTER {
             sleep.state.store(AWAKE, Ordering::Relaxed);
             std::thread::sleep(left);
         } else {
             self.sleep_until_work(state.interval, false);
         }
-        state.interval = RARELY.min(2 * state.interval);
+        state.interval = MAX_CHECK_INTERVAL.min(2 * state.interval);
     }
 
     /// Sleeps until `limit` has passed, the program ends the sleep or, with `watch`, the engine's
-    /// epoll set is readable. Returns whether it was the last.
+    /// epoll set is readable. Returns true in the last case.
     fn sleep_until_work(&self, limit: Duration, watch: bool) -> bool {
         let limit = Timespec {
             // At most one.
@@ -338,7 +350,7 @@ impl Leases {
         let mut state = Progress {
             own_poll: 0,
             woken_by_engine: false,
-            interval: AWAY,
+            interval: AWAY_AFTER,
             activity: 0,
             unfinished: false,
         };
@@ -354,8 +366,8 @@ impl Leases {
     }
 
     /// Prepares for the next daemon when one is gone, reports connections, ends unused leases.
-    /// Returns false if something of this is left: another thread has the engine, or no daemon
-    /// hears of it now.
+    /// Returns false if work remains, because another thread has the engine or there is no daemon
+    /// to report to.
     fn maintain(self: &Arc<Self>) -> bool {
         if !self.engine.is_forked() && self.use_spares() {
             adopt::start(self);
@@ -364,17 +376,17 @@ impl Leases {
         self.report_moved();
         self.report_closed();
         let keeper = self.keeper();
-        // The next daemon reserves the ports of a lease whose end the last one has not learned, and
-        // learns it once it has adopted the lease.
-        let is_heard = !keeper.is_lost();
+        // The next daemon reserves the ports of a lease whose end was not reported to the last one,
+        // and gets the report once it has adopted the lease.
+        let has_daemon = !keeper.is_lost();
         lock(&self.table).retain(|ports| {
             // Streams, listeners and the lease of a standby hold further references.
             let is_used = ports.kind == LeaseKind::Range && !ports.is_lost();
             if is_used || Arc::strong_count(ports) > 1 {
                 return true;
             }
-            // A lease ends at a daemon that hears of it.
-            let may_end = is_heard || ports.is_lost();
+            // The end of a lease must be reported to its daemon.
+            let may_end = has_daemon || ports.is_lost();
             if !may_end || !self.remove_link(ports.link) {
                 all = false;
                 return true;
@@ -403,8 +415,8 @@ mod tests {
     use super::*;
     use crate::session::Welcome;
 
-    /// Returns how often the progress thread of this process has gone to sleep; `None` before it
-    /// has its name.
+    /// Returns how often the progress thread of this process has gone to sleep; `None` before the
+    /// thread has its name.
     fn sleeps() -> Option<u64> {
         let threads = fs::read_dir("/proc/self/task").unwrap();
         let is_progress = |path: &std::path::PathBuf| {
@@ -445,21 +457,21 @@ mod tests {
         }
     }
 
-    /// The bound is ten times the number of sleeps of [`IDLE`]; those of [`RETRY`] would be five
-    /// times more. On a machine that is busy there are fewer.
+    /// The bound is ten times the number of sleeps of [`MAX_SLEEP`]; sleeps of [`RETRY_INTERVAL`]
+    /// would be five times more. On a busy machine there are fewer.
     #[test]
     fn an_idle_engine_wakes_its_thread_rarely_and_its_end_wakes_it_at_once() {
         let leases = started(false);
         let (begin, before) = (std::time::Instant::now(), sleeps().unwrap());
-        std::thread::sleep(2 * IDLE);
+        std::thread::sleep(2 * MAX_SLEEP);
         let slept = sleeps().unwrap() - before;
         let most = 10 * (begin.elapsed().as_secs() + 1);
         assert!(slept <= most, "{slept} sleeps in {:?}", begin.elapsed());
         end(&leases);
     }
 
-    /// A rank that waits for a message polls twenty times a second, to see that its peers live. If
-    /// each poll woke the thread, it would sleep three times for each.
+    /// A rank that waits for a message polls twenty times a second, to check that its peers are
+    /// alive. If each poll woke the thread, it would sleep three times for each.
     #[test]
     fn a_program_that_polls_between_sleeps_does_not_wake_the_thread() {
         const POLLS: u64 = 40;
@@ -472,7 +484,7 @@ mod tests {
             engine.awake();
             engine.poll();
             while engine.try_sleep().is_none() {}
-            std::thread::sleep(50 * AWAY);
+            std::thread::sleep(50 * AWAY_AFTER);
         }
         let slept = sleeps().unwrap() - before;
         assert!(slept <= POLLS, "{slept} sleeps");

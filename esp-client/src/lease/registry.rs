@@ -1,5 +1,5 @@
-//! [`Registry`]: the connections over leases that the daemon knows. It shows them in `espstat`, and
-//! resets them at their peers when this program dies.
+//! [`Registry`]: the connections over leases that are reported to the daemon. The daemon shows them
+//! in `espstat`, and resets them at their peers when this program dies.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ impl LeaseConnection {
     }
 }
 
-/// Connections over leases by slot, and the session with the daemon that knows them.
+/// Connections over leases by slot, and the session with the daemon to which they are reported.
 pub(super) struct Registry {
     /// Session with the daemon that keeps the leased ports. At first the client's own; after the
     /// end of that daemon, the session with the one that adopted the leases.
@@ -74,7 +74,7 @@ impl Registry {
         self.connections.insert(slot, connection);
     }
 
-    /// Replaces the keeper by the daemon that adopted some leases, and reports their connections.
+    /// Replaces the keeper with the daemon that adopted some leases, and reports their connections.
     pub(super) fn set_keeper(
         &mut self,
         keeper: Arc<Session>,
@@ -110,17 +110,18 @@ impl Leases {
         }
     }
 
-    /// Reports the connections that are established now. `wait`: takes the engine from a thread
-    /// that has it; else the progress thread does it later. Returns false if it has to.
+    /// Reports the connections that have been established. With `wait` it takes the engine from a
+    /// thread that has it; without, it returns false in this case, and the progress thread reports
+    /// them later.
     pub(crate) fn report_opened(&self, wait: bool) -> bool {
-        let mut looked = true;
+        let mut complete = true;
         let mut path_of = |slot| {
             let get = |engine: &mut Engine| engine.path_of(slot);
             if wait {
                 self.engine.with_engine(get).ok().flatten()
             } else {
                 let path = self.engine.try_with(get);
-                looked &= path.is_some();
+                complete &= path.is_some();
                 path.flatten()
             }
         };
@@ -137,7 +138,7 @@ impl Leases {
                 registry.opened(slot, connection, path.nonce);
             }
         }
-        looked
+        complete
     }
 
     /// Reports the connections that moved to another interface or address of the peer.
@@ -161,7 +162,7 @@ impl Leases {
     }
 
     /// Reports connections that have ended. Only the progress thread and [`Leases::finish`] may
-    /// call it, so that no slot is reused meanwhile.
+    /// call it, so that no slot is reused during the call.
     pub(super) fn report_closed(&self) {
         let closed: Vec<u16> = lock(&self.engine.log).closed.iter().copied().collect();
         for slot in closed {

@@ -15,10 +15,10 @@ use crate::error::{EspError, PeerName};
 use crate::options::DEFAULT_RING;
 use crate::sync::lock;
 
-/// First slot of leased streams as programs see it, behind all slots of the daemon.
+/// First slot of leased streams as programs see it, after all slots of the daemon.
 pub(crate) const FIRST_LEASED_SLOT: u16 = 4096;
 const _: () = assert!(FIRST_LEASED_SLOT as usize == esp_engine::shm::SLOTS);
-/// Ports of a range, and so the number of its connections to one port of one peer.
+/// Number of ports of a range, and so of its connections to one port of one peer.
 const RANGE_PORTS: u16 = 32;
 /// Maximum number of further ports that are tried in a range.
 const MAX_TRIES: u16 = 1024;
@@ -84,8 +84,8 @@ impl Leases {
         Err(EspError::denied(ErrorKind::InUse, text))
     }
 
-    /// Opens a stream from the next port of a lease; `None`: that port has a connection to this
-    /// peer already.
+    /// Opens a stream from the next port of a lease; `None`: that port already has a connection to
+    /// this peer.
     fn connect_from(
         self: &Arc<Self>,
         ports: &Arc<LeasedPorts>,
@@ -156,7 +156,8 @@ impl Leases {
         Err(EspError::denied(ErrorKind::InUse, text))
     }
 
-    /// Creates the region of a socket and has the engine open it; `None`: the engine replied false.
+    /// Creates the region of a socket and opens the socket at the engine; `None`: the engine
+    /// replied false.
     fn open(
         self: &Arc<Self>,
         ports: &Arc<LeasedPorts>,
@@ -200,8 +201,8 @@ impl Leases {
     /// daemon; with `must` it is an error.
     ///
     /// # Errors
-    /// [`EspError::DaemonGone`], also without `must`: the daemon ended meanwhile. The next one may
-    /// have reserved the port for this lease.
+    /// [`EspError::DaemonGone`], even without `must`: the daemon ended during the call. The next
+    /// one may have reserved the port for this lease.
     pub(crate) fn listen<'a>(
         self: &Arc<Self>,
         interfaces: impl Iterator<Item = &'a str>,
@@ -213,8 +214,9 @@ impl Leases {
         // The listener belongs to the first daemon's connection only.
         if self.session.is_lost() {
             if must {
-                let why = "leases of listeners are those of the first one";
-                return Err(EspError::gone(&self.session.path, why));
+                return Err(not_now(
+                    "the daemon was restarted, and a listener over leases can be opened only at the first daemon: restart this program",
+                ));
             }
             return Ok(Vec::new());
         }
@@ -252,7 +254,7 @@ impl Leases {
                     listener,
                 }),
                 Some(Err(ListenError::InUse)) => {
-                    let text = "this program listens on the port already";
+                    let text = "this program already listens on the port";
                     Err(EspError::denied(ErrorKind::InUse, text))
                 }
                 _ => Err(not_now("the embedded engine cannot listen on the port")),
@@ -275,8 +277,8 @@ fn not_now(text: &str) -> EspError {
 }
 
 impl LeasedSlot {
-    /// Registers a connection at the daemon, which shows it once it is established, and resets it
-    /// when this program dies.
+    /// Registers a connection for the report to the daemon, which shows it once it is established,
+    /// and resets it when this program dies.
     pub(crate) fn register(&self, local_port: u16, peer: PeerName) {
         let lease = Arc::clone(&self.ports.id);
         self.leases.register(self.slot, lease, local_port, peer);
@@ -290,7 +292,7 @@ impl LeasedSlot {
         self.leases.engine.poll();
     }
 
-    /// Closes a stream. The progress thread delivers what was written while the process lives, and
+    /// Closes a stream. The progress thread delivers the written bytes while the process lives, and
     /// [`super::end`] when the client or the process ends.
     pub(crate) fn close(&self) {
         let (engine, slot) = (&self.leases.engine, self.slot);
@@ -340,7 +342,7 @@ impl LeasedListener {
                 peer: addr,
                 peer_port,
             } = arrival;
-            let least = esp_proto::least_listener_capacity(self.ports.interface.mtu);
+            let least = esp_proto::min_listener_capacity(self.ports.interface.mtu);
             let (sizes, slot) = sizes(rings, least)
                 .and_then(|sizes| Ok((sizes, self.leases.take_slot()?)))
                 .inspect_err(|_| engine.send(Command::Refuse { handle }))?;
@@ -379,11 +381,11 @@ impl Drop for LeasedListener {
 }
 
 /// Returns the ring sizes of a socket. 0 selects the default, as at the daemon.
-fn sizes(wanted: Rings, least_rx: u32) -> Result<RingSizes, EspError> {
+fn sizes(wanted: Rings, min_rx: u32) -> Result<RingSizes, EspError> {
     let one = |size: u32| if size == 0 { DEFAULT_RING } else { size };
     let sizes = RingSizes {
         tx: one(wanted.tx),
-        rx: one(wanted.rx).max(least_rx.next_power_of_two()),
+        rx: one(wanted.rx).max(min_rx.next_power_of_two()),
     };
     let checked = sizes.check().map(|()| sizes);
     checked.map_err(|error| EspError::denied(ErrorKind::BadArgument, error.to_string()))

@@ -1,11 +1,11 @@
-//! Waiting threads: as the driver of the engine, or parked beside one.
+//! Waiting threads: each drives the engine, or is parked while another one does.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use esp_engine::shm::Spin;
-use esp_engine::{CONTENDED_TIME, Clock, Command, Engine, YIELD_HOGGED};
+use esp_engine::{CONTENDED_TIME, CONTENDED_YIELD, Clock, Command, Engine};
 
 use super::engine::{EmbeddedEngine, STEP_ASIDE};
 use super::parked::{Event, Slept};
@@ -14,11 +14,12 @@ use crate::sync::lock;
 
 /// Number of polls after which a driver that does not sleep checks its deadline.
 const DEADLINE_POLLS: u32 = 16;
-/// Longest sleep of a parked thread, so that a lost wake-up (a bug) shows as slowness.
-const LONGEST_PARK: Duration = Duration::from_secs(1);
+/// Maximum sleep of a parked thread, so that a lost wake-up (a bug) appears as slowness and not as
+/// a hang.
+const MAX_PARK: Duration = Duration::from_secs(1);
 
 impl EmbeddedEngine {
-    /// Waits until `ready` returns true, driving the engine meanwhile; false at the deadline.
+    /// Drives the engine until `ready` returns true; false at the deadline.
     pub(crate) fn wait(
         &self,
         spin: Spin,
@@ -113,7 +114,7 @@ impl EmbeddedEngine {
         }
         std::thread::yield_now();
         let after = Clock.now();
-        let alone = after.since(before) <= YIELD_HOGGED;
+        let alone = after.since(before) <= CONTENDED_YIELD;
         if !alone {
             let until = (after + CONTENDED_TIME).as_nanos();
             self.contended_until.store(until, Ordering::Relaxed);
@@ -129,12 +130,13 @@ impl EmbeddedEngine {
         ready: &mut impl FnMut() -> bool,
         deadline: Option<Instant>,
     ) -> bool {
-        let longest = Instant::now() + LONGEST_PARK;
+        let longest = Instant::now() + MAX_PARK;
         let until = deadline.map_or(longest, |deadline| deadline.min(longest));
         match self.parked.park(event, ready, until, || self.try_engine()) {
             Slept::Woken => false,
             Slept::Called => true,
-            // Others may have failed to lock it meanwhile, so their doorbells are served here.
+            // Others may have failed to lock it in the meantime, so their doorbells are served
+            // here.
             Slept::Free(mut engine) => {
                 let work = engine.poll();
                 self.count(work);

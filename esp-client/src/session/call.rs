@@ -1,4 +1,4 @@
-//! [`Call`]: a request whose reply is waited for.
+//! [`Call`]: a request that waits for its reply.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -38,7 +38,7 @@ enum ReplyState {
     Pending,
     Done(CallResult),
     /// Taken, or no longer wanted.
-    Over,
+    Closed,
 }
 
 impl ReplyCell {
@@ -47,7 +47,8 @@ impl ReplyCell {
         matches!(*lock(&self.state), ReplyState::Pending)
     }
 
-    /// Stores the reply and wakes all that wait. Returns it if it is no longer wanted.
+    /// Stores the reply and wakes the waiting threads and tasks. Returns the reply if it is no
+    /// longer wanted.
     pub(super) fn finish(&self, result: CallResult) -> Option<CallResult> {
         let mut state = lock(&self.state);
         if !matches!(*state, ReplyState::Pending) {
@@ -94,7 +95,7 @@ impl ReplyCell {
     }
 }
 
-/// A pending request. Dropping it gives back to the daemon what the reply grants.
+/// A pending request. Dropping it returns any grant of the reply to the daemon.
 pub(crate) struct Call {
     session: Arc<Session>,
     id: u64,
@@ -104,7 +105,7 @@ pub(crate) struct Call {
 }
 
 impl Session {
-    /// Sends a request whose reply will be waited for.
+    /// Sends a request, for a caller that waits for the reply.
     pub(crate) fn call(self: &Arc<Self>, request: &Request) -> Result<Call, EspError> {
         let (id, cell) = self.begin_call(request)?;
         Ok(Call {
@@ -132,7 +133,7 @@ impl Session {
             let daemon = self.connection();
             match call.wait(Some(Instant::now() + DAEMON_TIMEOUT)) {
                 Some(result) => return result,
-                // The next daemon has as much time.
+                // The next daemon has the full time, too.
                 None if self.is_waiting() || self.connection() != daemon || waits() => {}
                 None => return Err(self.silent("a request is not answered")),
             }
@@ -148,7 +149,7 @@ impl Call {
     /// Takes the reply if it has arrived; a refusal is an `Err`.
     pub(crate) fn take(&self) -> Option<CallResult> {
         let mut state = lock(&self.cell.state);
-        let result = match std::mem::replace(&mut *state, ReplyState::Over) {
+        let result = match std::mem::replace(&mut *state, ReplyState::Closed) {
             ReplyState::Done(result) => result,
             other => {
                 *state = other;
@@ -169,14 +170,14 @@ impl Call {
 
 impl Drop for Call {
     fn drop(&mut self) {
-        let state = std::mem::replace(&mut *lock(&self.cell.state), ReplyState::Over);
+        let state = std::mem::replace(&mut *lock(&self.cell.state), ReplyState::Closed);
         match state {
             ReplyState::Done(Ok(answer)) => self.session.give_back(&answer),
             ReplyState::Pending if self.accept => {
                 let accept = self.id;
                 self.session.post(Request::CancelAccept { accept });
             }
-            ReplyState::Done(Err(_)) | ReplyState::Pending | ReplyState::Over => {}
+            ReplyState::Done(Err(_)) | ReplyState::Pending | ReplyState::Closed => {}
         }
     }
 }

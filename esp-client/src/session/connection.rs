@@ -24,7 +24,7 @@ use crate::sync::{Waiting, lock, try_lock};
 
 /// Cause of a lost connection.
 pub(super) const CLOSED: &str = "the daemon closed the control socket";
-/// Stands for the daemon's socket in error texts of a program that serves itself.
+/// In place of the daemon's socket in error texts of a program that serves itself.
 const LOCAL: &str = "(no daemon: ESP in UDP)";
 
 /// Control connection, shared by its thread, the client handles and all objects opened.
@@ -36,13 +36,13 @@ pub(crate) struct Session {
     local: bool,
     /// The session waits for the next daemon when one ends.
     pub(super) lasting: bool,
-    /// Time in ms for which it waits.
+    /// Maximum duration of that wait in ms.
     pub(super) patience: AtomicU64,
     /// Number of connections of this session that have ended.
     pub(super) lost: AtomicU64,
     /// There is no daemon now. Changed with `calls` locked.
     pub(super) waiting: AtomicBool,
-    /// That of the present daemon, or of the last one.
+    /// Welcome of the current daemon, or of the last one.
     pub(super) welcome: RwLock<Arc<Welcome>>,
     /// A forked child must not use it.
     fork: ForkMark,
@@ -50,13 +50,13 @@ pub(crate) struct Session {
     sending: Mutex<()>,
     pub(super) calls: Mutex<Calls>,
     pub(super) slots: Mutex<HashMap<u16, HeldSlot>>,
-    /// Listeners by a number of this session; those of daemons change.
+    /// Listeners by a number of this session, because their numbers at daemons change.
     pub(super) listeners: Mutex<HashMap<u64, HeldListener>>,
     /// Requests without a reply for the next daemon.
     pub(super) posts: Mutex<Vec<Request>>,
     /// Reason why the connection is lost.
     pub(super) gone: OnceLock<EspError>,
-    /// Events of the present daemon, until the poller takes them.
+    /// Events of the current daemon, until the poller takes them.
     polled: Mutex<Option<PolledEvents>>,
     /// Eventfd that is written when a connection has ended.
     on_loss: Mutex<Option<Arc<OwnedFd>>>,
@@ -122,7 +122,7 @@ pub(super) struct HeldSlot {
     pub(super) closing: bool,
 }
 
-/// A socket as it is brought to the next daemon.
+/// The data of a socket that the next daemon needs.
 pub(crate) struct Socket {
     pub(crate) waiting: Arc<Waiting>,
     /// Its memory; `None`: there was no descriptor left, and the next daemon cannot resume it.
@@ -146,7 +146,7 @@ pub(super) struct Daemon {
 }
 
 impl Daemon {
-    /// Opens what the daemon's welcome passes.
+    /// Opens the descriptors of the daemon's welcome.
     pub(super) fn new(
         socket: OwnedFd,
         [engine, page, doorbell_fd, notify_fd]: [OwnedFd; 4],
@@ -217,7 +217,7 @@ impl Session {
 
     /// Connects, introduces the program and starts the thread. With `polled` the session has a
     /// notice, and its poller takes the events. With `lasting` it waits for the next daemon when
-    /// one ends, also if none is there yet.
+    /// one ends, even if there is none yet.
     pub(crate) fn open(path: &Path, polled: bool, lasting: bool) -> Result<Arc<Session>, EspError> {
         let begin = Instant::now();
         loop {
@@ -251,7 +251,7 @@ impl Session {
         Ok(session)
     }
 
-    /// Keeps the events of the present daemon for the poller, with the slots that were in use at
+    /// Keeps the events of the current daemon for the poller, with the slots that were in use at
     /// the earlier one; without a poller, returns them.
     pub(super) fn pass_events(
         &self,
@@ -298,14 +298,14 @@ impl Session {
         self.fork.is_child()
     }
 
-    /// Returns the present connection, or the last one.
+    /// Returns the current connection, or the last one.
     #[inline]
     pub(super) fn daemon(&self) -> Option<Arc<Daemon>> {
         let current = self.daemon.read();
         current.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns what the present daemon, or the last one, said at the beginning.
+    /// Returns the welcome of the current daemon, or of the last one.
     pub(crate) fn welcome(&self) -> Arc<Welcome> {
         let current = self.welcome.read();
         Arc::clone(&current.unwrap_or_else(PoisonError::into_inner))
@@ -328,22 +328,22 @@ impl Session {
         self.connection() > 0 || self.check().is_err()
     }
 
-    /// Has this eventfd written when a connection ends, at once if one has ended.
+    /// Registers an eventfd that is written when a connection ends, at once if one has ended.
     pub(crate) fn announce_loss(&self, to: Arc<OwnedFd>) {
         *lock(&self.on_loss) = Some(to);
         if self.is_lost() {
-            self.tell_loss();
+            self.notify_loss();
         }
     }
 
-    pub(super) fn tell_loss(&self) {
+    pub(super) fn notify_loss(&self) {
         if let Some(fd) = &*lock(&self.on_loss) {
             // Fails only with a full counter, which is readable as well.
             let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
         }
     }
 
-    /// Returns the number of the present connection: 0 for the first daemon.
+    /// Returns the number of the current connection: 0 for the first daemon.
     pub(crate) fn connection(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
     }
@@ -354,15 +354,17 @@ impl Session {
     }
 
     /// Returns an error while there is no daemon.
-    pub(crate) fn check_present(&self) -> Result<(), EspError> {
+    pub(crate) fn check_connected(&self) -> Result<(), EspError> {
         self.check()?;
         match self.waiting.load(Ordering::Relaxed) {
-            true => Err(self.lost("this program waits for the next one")),
+            true => Err(EspError::DaemonAbsent {
+                socket: self.path.clone(),
+            }),
             false => Ok(()),
         }
     }
 
-    /// Returns an error once the session has ended. Costs one load before.
+    /// Returns an error once the session has ended. Costs one load until then.
     #[inline]
     pub(crate) fn check(&self) -> Result<(), EspError> {
         match self.gone.get() {
@@ -378,7 +380,7 @@ impl Session {
         };
         let ends = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
         let hung_up = is_ready(&daemon.socket, ends).unwrap_or(false);
-        !hung_up && self.check_present().is_ok()
+        !hung_up && self.check_connected().is_ok()
     }
 
     pub(super) fn lost(&self, why: impl Into<String>) -> EspError {
@@ -398,7 +400,7 @@ impl Session {
         }
     }
 
-    /// Registers the socket of a slot, which a connection granted, for its events, and for the next
+    /// Registers the socket of a slot that a connection granted: for its events, and for the next
     /// daemon.
     pub(crate) fn register(&self, slot: u16, socket: Socket, connection: u64) {
         let socket = Arc::new(socket);
@@ -426,7 +428,7 @@ impl Session {
         let daemon = {
             let mut calls = lock(&self.calls);
             self.check()?;
-            // A lease is kept at the daemon that granted the others.
+            // All leases must be granted by one daemon.
             if self.waiting.load(Ordering::Relaxed) && is_of_lease(request) {
                 return Err(self.lost(CLOSED));
             }
@@ -531,11 +533,11 @@ impl Session {
             .collect();
         owners.iter().for_each(|socket| socket.waiting.poke());
         self.notify_poller();
-        self.tell_loss();
+        self.notify_loss();
         error
     }
 
-    /// Closes the connection, and with it ends the thread.
+    /// Closes the connection, which ends the thread.
     pub(crate) fn close(&self) {
         if !self.is_forked() {
             self.fail(self.lost("this program closed it"));

@@ -9,7 +9,8 @@ use crate::sync::lock;
 
 /// A listener of this program.
 pub(super) struct HeldListener {
-    /// Opens it again; `None`: it has leases, which the daemon cannot open again with it.
+    /// Request that opens it again; `None`: it has leases, with which the next daemon cannot open
+    /// it.
     pub(super) request: Option<Request>,
     /// Its number at the daemon, or the reason why there is none.
     pub(super) at: Result<u64, EspError>,
@@ -17,7 +18,7 @@ pub(super) struct HeldListener {
     pub(super) closing: bool,
 }
 
-/// First number of a listener in a session. Those of daemons are smaller.
+/// First number of a listener in a session. Numbers of daemons are smaller.
 const FIRST_LISTENER: u64 = 1 << 48;
 
 impl Session {
@@ -32,7 +33,7 @@ impl Session {
         let mut listeners = lock(&self.listeners);
         let held = listeners.entry(own).insert_entry(held);
         if self.lost.load(Ordering::Relaxed) != connection {
-            // The next daemon opens it, unless it has the others already.
+            // The next daemon opens it, unless it has already opened the others.
             held.into_mut().at = Err(self.lost(CLOSED));
         }
         own
@@ -50,7 +51,7 @@ impl Session {
         let calls = lock(&self.calls);
         let mut listeners = lock(&self.listeners);
         if self.waiting.load(Ordering::Relaxed) {
-            // The next daemon may have it already.
+            // The next daemon may have opened it already.
             if let Some(held) = listeners.get_mut(&own) {
                 held.closing = true;
             }
@@ -60,8 +61,8 @@ impl Session {
         }
     }
 
-    /// Forgets the listeners that the program closed while there was no daemon; returns the
-    /// requests that close those which the next one has opened.
+    /// Removes the listeners that the program closed while there was no daemon. Returns the
+    /// requests that close those that the next one has opened.
     pub(super) fn take_closing_listeners(&self) -> Vec<Request> {
         let mut listeners = lock(&self.listeners);
         let closing = listeners.extract_if(|_, held| held.closing);
@@ -71,7 +72,7 @@ impl Session {
             .collect()
     }
 
-    /// Returns the request with the present number of its listener.
+    /// Returns the request with the current number of its listener.
     pub(super) fn translate(&self, request: &Request) -> Result<Request, EspError> {
         let mut request = request.clone();
         if let Request::Accept { listener, .. }

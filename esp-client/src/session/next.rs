@@ -1,10 +1,10 @@
 //! The wait for the next daemon, when the connection to one has ended.
 //!
-//! The rings of a program's sockets are its own memory, and hold what a daemon needs to resume
+//! The rings of a program's sockets are its own memory, and hold all that a daemon needs to resume
 //! their connections. So the session's thread tries to connect for some time ([`PATIENCE`]), brings
 //! each socket to the daemon that answers, opens the listeners again, and repeats the requests
-//! without a reply, whose effects ended with the earlier daemon. Calls of the program wait
-//! meanwhile, as for a slow peer. If there is no daemon in time, or if it refuses a socket, the
+//! without a reply, whose effects ended with the earlier daemon. During that time, calls of the
+//! program wait as for a slow peer. If there is no daemon in time, or if it refuses a socket, the
 //! error is [`EspError::DaemonGone`].
 
 use std::collections::VecDeque;
@@ -29,16 +29,16 @@ use crate::sync::lock;
 /// Default time for which a program waits for the next daemon: longer than its peers keep the
 /// connections by default (30 s after the last answer).
 pub(super) const PATIENCE: Duration = Duration::from_secs(35);
-/// Time for which a program that starts waits for the next daemon: a restart takes some 0.1 s.
+/// Time for which a program that starts waits for the next daemon: a restart takes about 0.1 s.
 pub(super) const FIRST_PATIENCE: Duration = Duration::from_secs(2);
 /// Pause between two attempts to connect.
 pub(super) const PAUSE: Duration = Duration::from_millis(20);
 
-/// Number of requests that are sent to a daemon while no reply is read: few enough for the buffer
-/// of a socket.
+/// Maximum number of requests sent to a daemon while no reply is read: few enough for the buffer of
+/// a socket.
 const UNREAD: usize = 64;
 
-/// A new connection as the session's thread serves it.
+/// A new connection, for the session's thread.
 pub(super) struct Next {
     pub(super) decoder: Decoder<Reply>,
     pub(super) events: Events,
@@ -46,8 +46,8 @@ pub(super) struct Next {
     pub(super) unsent: VecDeque<u64>,
 }
 
-/// Returns true if this error of opening a connection is that of a daemon that has ended, or is
-/// stopping, and left its work to the next one: it keeps its lock file then.
+/// Returns true if this error of opening a connection means that a daemon has ended, or is
+/// stopping, and leaves its work to the next one: it then keeps its lock file.
 pub(super) fn is_between_daemons(socket: &Path, error: &EspError) -> bool {
     use std::io::ErrorKind::{ConnectionRefused, NotFound};
     let is_absent = match error {
@@ -64,7 +64,7 @@ pub(super) fn is_between_daemons(socket: &Path, error: &EspError) -> bool {
 /// A connection that is not in use yet.
 struct Opening<'a> {
     session: &'a Session,
-    /// Begin of the wait for the next daemon.
+    /// Start of the wait for the next daemon.
     begin: Instant,
     daemon: Daemon,
     decoder: Decoder<Reply>,
@@ -106,8 +106,8 @@ impl Opening<'_> {
 }
 
 impl Session {
-    /// Waits for the next daemon after the connection ended with this error, and hands it all that
-    /// this session has. `None`: the session has ended.
+    /// Waits for the next daemon after the connection ended with this error, and brings it
+    /// everything that this session has. `None`: the session has ended.
     pub(super) fn find_next(&self, error: EspError) -> Option<Next> {
         self.begin_waiting(&error);
         let begin = Instant::now();
@@ -123,7 +123,7 @@ impl Session {
         }
     }
 
-    /// Returns true while a wait that began at this time goes on.
+    /// Returns true while a wait that began at this time continues.
     fn has_patience(&self, begin: Instant) -> bool {
         self.gone.get().is_none() && begin.elapsed() < self.patience()
     }
@@ -132,7 +132,7 @@ impl Session {
     fn begin_waiting(&self, error: &EspError) {
         let mut calls = lock(&self.calls);
         {
-            // Sockets that are registered later are not brought.
+            // Sockets that are registered later are not brought to the next daemon.
             let _slots = lock(&self.slots);
             self.lost.fetch_add(1, Ordering::Relaxed);
             self.waiting.store(true, Ordering::Relaxed);
@@ -140,7 +140,7 @@ impl Session {
         let failed = calls.extract_if(|_, (request, _)| is_of_lease(request));
         let failed: Vec<_> = failed.collect();
         drop(calls);
-        self.tell_loss();
+        self.notify_loss();
         for (_, (_, cell)) in failed {
             cell.finish(Err(error.clone()));
         }
@@ -190,7 +190,10 @@ impl Session {
             match result {
                 Ok(_) => brought.push(slot),
                 Err(why) => {
-                    let why = EspError::gone(&self.path, format!("and the next: {why}"));
+                    let why = EspError::gone(
+                        &self.path,
+                        format!("the next daemon could not resume this socket: {why}"),
+                    );
                     let _ = socket.waiting.lost.set(why);
                     socket.waiting.poke();
                 }
@@ -225,7 +228,7 @@ impl Session {
                 held.at = opened.map_err(|why| {
                     EspError::gone(
                         &self.path,
-                        format!("and the next did not listen again: {why}"),
+                        format!("the next daemon did not reopen this listener: {why}"),
                     )
                 });
             }
@@ -233,9 +236,9 @@ impl Session {
         Ok(())
     }
 
-    /// Sends the requests whose replies are ignored until few are left; returns these, and the
-    /// calls, locked, so that none is added. The effects of those sent end with the connection, so
-    /// all stay queued until it is in use.
+    /// Sends the requests whose replies are ignored until few remain. Returns these, and the locked
+    /// calls, so that none is added. The effects of a sent request end with the connection, so all
+    /// stay queued until it is in use.
     fn bring_posts(
         &self,
         opening: &mut Opening<'_>,
@@ -260,8 +263,8 @@ impl Session {
         }
     }
 
-    /// Uses the connection from now on: sends what programs closed meanwhile, rings for what they
-    /// wrote, and returns the ids of the requests to repeat.
+    /// Switches to the connection: sends the late requests, rings the doorbells of all slots for
+    /// bytes written in the meantime, and returns the ids of the requests to repeat.
     fn switch(
         &self,
         calls: MutexGuard<'_, Calls>,
@@ -293,14 +296,14 @@ impl Session {
             socket.waiting.poke();
         }
         if self.gone.get().is_some() {
-            // The session was closed meanwhile, and knew of no connection to end.
+            // The session was closed in the meantime, before it had this connection to end.
             let _ = rustix::net::shutdown(&daemon.socket, rustix::net::Shutdown::Both);
         }
         unsent
     }
 
-    /// Repeats requests as far as the daemon's socket accepts them: a daemon that waits until its
-    /// replies are read reads no requests.
+    /// Repeats requests until the daemon's socket is full: a daemon that waits until its replies
+    /// are read reads no requests.
     pub(super) fn repeat(&self, daemon: &Daemon, unsent: &mut VecDeque<u64>) {
         while let Some(id) = unsent.front()
             && self.try_repeat(daemon, *id)
@@ -309,7 +312,7 @@ impl Session {
         }
     }
 
-    /// Repeats a request, if it is wanted still; false if the socket is full.
+    /// Repeats a request if it is still wanted; false if the socket is full.
     fn try_repeat(&self, daemon: &Daemon, id: u64) -> bool {
         // Locked until it is sent: the request that cancels it must follow.
         let mut calls = lock(&self.calls);
@@ -358,7 +361,10 @@ impl Socket {
             return Err(EspError::BadArgument(what.into()));
         }
         if matches!(self.waiting.status.state(), StreamState::Closed(_)) || self.file.is_none() {
-            return Err(EspError::BadArgument("nothing can be resumed".into()));
+            return Err(EspError::BadArgument(
+                "it has ended, or its memory file could not be duplicated (limit of open files)"
+                    .into(),
+            ));
         }
         let rings = self.rings;
         Ok(match &self.held {

@@ -1,7 +1,7 @@
 //! Requests whose replies are ignored, most of which close something.
 //!
-//! Slots and numbers of listeners are those of one connection: at the next daemon they may be those
-//! of other objects.
+//! Slots and numbers of listeners are valid for one connection: at the next daemon they may denote
+//! other objects.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
@@ -30,8 +30,9 @@ impl Session {
         self.post_with(calls, vec![request]);
     }
 
-    /// Sends a request about what a connection of this session granted, unless it has ended: at the
-    /// next daemon the number may be that of another object. The reply is ignored.
+    /// Sends a request about an object that a connection of this session granted, unless the
+    /// connection has ended: at the next daemon the number may denote another object. The reply is
+    /// ignored.
     pub(super) fn post_to(&self, connection: u64, request: Request) {
         let calls = lock(&self.calls);
         if self.lost.load(Ordering::Relaxed) == connection {
@@ -39,7 +40,7 @@ impl Session {
         }
     }
 
-    /// Sends the requests that release a slot, if this owner has it still; not in a forked child,
+    /// Sends the requests that release a slot, if this owner still has it; not in a forked child,
     /// which shares its parent's memory. The replies are ignored.
     pub(crate) fn release(&self, slot: u16, owner: &Arc<Waiting>, requests: Vec<Request>) {
         if self.is_forked() {
@@ -52,7 +53,7 @@ impl Session {
             return;
         };
         if self.waiting.load(Ordering::Relaxed) {
-            // The next daemon delivers what was written.
+            // The next daemon delivers the written bytes.
             held.closing = true;
         } else {
             slots.remove(&slot);
@@ -64,7 +65,7 @@ impl Session {
     /// Sends requests to the daemon that serves while `calls` is locked, or to the next.
     pub(super) fn post_with(&self, calls: MutexGuard<'_, Calls>, requests: Vec<Request>) {
         if self.waiting.load(Ordering::Relaxed) {
-            // Leases are not those of the next daemon.
+            // The next daemon does not have these leases.
             let outlast = requests.into_iter().filter(|request| !is_of_lease(request));
             return lock(&self.posts).extend(outlast);
         }
@@ -80,7 +81,7 @@ impl Session {
         }
     }
 
-    /// Gives back to the daemon what an unwanted reply grants.
+    /// Returns the grant of an unwanted reply to the daemon.
     pub(crate) fn give_back(&self, answer: &Answer) {
         let post = |request| self.post_to(answer.connection, request);
         match answer.reply {

@@ -43,8 +43,8 @@ impl Session {
         }
     }
 
-    /// Reads replies and, without a poller, events, until the connection ends; repeats these
-    /// requests meanwhile.
+    /// Reads replies and, without a poller, events, until the connection ends, and repeats these
+    /// requests.
     fn read(
         &self,
         decoder: &mut Decoder<Reply>,

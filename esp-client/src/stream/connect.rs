@@ -1,5 +1,4 @@
-//! [`StreamBuilder`]: connects streams; [`Connecting`]: an attempt of a program that does not
-//! block.
+//! [`StreamBuilder`] connects streams; [`Connecting`] is an attempt that does not block.
 
 use std::io;
 #[cfg(feature = "tokio")]
@@ -55,8 +54,8 @@ impl StreamBuilder {
         self
     }
 
-    /// Limits the time to connect; then the error is of kind `TimedOut`. Default: the daemon's
-    /// connect time-out.
+    /// Limits the time to connect, after which the error is of kind `TimedOut`. Default: the
+    /// daemon's connect time-out.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
@@ -73,8 +72,8 @@ impl StreamBuilder {
 
     /// Connects through this client. Errors are those of [`StreamBuilder::connect`].
     ///
-    /// If the daemon ends before the stream is connected, the next one is asked again: until the
-    /// time-out, or without one for as long as calls wait for the next daemon
+    /// If the daemon ends before the stream is connected, the attempt is repeated at the next one:
+    /// until the time-out, or without one for as long as calls wait for the next daemon
     /// ([`Client::set_daemon_wait`]).
     pub fn connect_at(&self, client: &Client, address: impl ToEspAddr) -> io::Result<EspStream> {
         let begin = Instant::now();
@@ -105,7 +104,7 @@ impl StreamBuilder {
     /// It may block in three cases: if the address has a name that is looked up
     /// ([`resolve`](crate::resolve)), if neither builder nor address names the interface and there
     /// are several ([`Client::route`]), and if it needs further leased ports of the daemon, which
-    /// happens once for every 32 streams to the same port of a peer.
+    /// happens once for every 32 streams to one port of a peer.
     pub fn begin_at(&self, client: &Client, address: impl ToEspAddr) -> io::Result<Connecting> {
         let peer = address.to_esp_addr(client)?;
         self.options.check_key()?;
@@ -211,7 +210,7 @@ impl Connecting {
                 let daemon = session.connection();
                 let of_daemon = Instant::now() + DAEMON_TIMEOUT;
                 let until = deadline.map_or(of_daemon, |deadline| deadline.min(of_daemon));
-                // The next daemon has as much time.
+                // The next daemon has the full time, too.
                 let is_next = || session.is_waiting() || session.connection() != daemon;
                 if call.cell().wait(Some(until)) || is_late() || !is_next() {
                     break;

@@ -77,9 +77,9 @@ impl EspStream {
         }
     }
 
-    /// Loads the state of the connection, and returns what a read returns that finds no bytes
-    /// afterwards: 0 at the end of the stream (`at_end`), or an error. The state is loaded first,
-    /// because the engine publishes the last bytes before it.
+    /// Loads the state of the connection, and returns a function for the result of a read that then
+    /// finds no bytes: 0 at the end of the stream (`at_end`), or an error. The state is loaded
+    /// first, because the engine publishes the last bytes before it.
     fn end_of_reading(
         &self,
         at_end: impl FnOnce(&RxConsumer) -> bool,
@@ -128,17 +128,17 @@ impl EspStream {
         Ok(taken)
     }
 
-    /// Returns true if [`EspStream::try_read_with`] would not return `WouldBlock`.
+    /// Returns true if [`EspStream::try_read_with`] would not return `WouldBlock` for this `known`.
     #[inline]
-    pub fn has_news(&self, known: usize) -> bool {
+    pub fn is_readable_beyond(&self, known: usize) -> bool {
         let (available, finished) = self.arrived.available();
-        available > known || finished || self.is_over()
+        available > known || finished || self.has_ended()
     }
 
     /// Returns true if a read would not block. Takes no lock, because the caller may hold the
     /// engine.
     fn readable(&self) -> bool {
-        self.has_news(0) || self.read_shut.load(Ordering::Relaxed)
+        self.is_readable_beyond(0) || self.read_shut.load(Ordering::Relaxed)
     }
 
     /// Waits for bytes or the end of the stream, then reads. The embedded engine receives directly

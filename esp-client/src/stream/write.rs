@@ -71,7 +71,7 @@ impl EspStream {
     /// when the sending direction ends, and when 8 KiB of them wait. Nothing else sends them.
     ///
     /// # Errors
-    /// `WouldBlock` if the ring has no room for all bytes; what was held is then sent.
+    /// `WouldBlock` if the ring has no room for all bytes; the held bytes are then sent.
     pub fn try_write_more(&self, buffers: &[IoSlice<'_>]) -> io::Result<()> {
         let added = self.put_whole(buffers, 0)?;
         let held = self.held.load(Ordering::Relaxed).saturating_add(added);
@@ -84,7 +84,7 @@ impl EspStream {
     }
 
     /// Copies all buffers into the ring and returns their length. Without room for them and `spare`
-    /// further bytes it sends what is held and returns `WouldBlock`.
+    /// further bytes it sends the held bytes and returns `WouldBlock`.
     #[inline]
     fn put_whole(&self, buffers: &[IoSlice<'_>], spare: usize) -> io::Result<usize> {
         let total: usize = buffers.iter().map(|buffer| buffer.len()).sum();
@@ -107,7 +107,7 @@ impl EspStream {
     /// Calls `write` with the send ring, unless the sending direction has ended.
     #[inline]
     fn with_tx<T>(&self, write: impl FnOnce(&mut TxProducer) -> T) -> io::Result<T> {
-        if self.is_over() {
+        if self.has_ended() {
             return Err(self.write_error());
         }
         let mut tx = lock(&self.socket.tx);
@@ -124,7 +124,7 @@ impl EspStream {
         self.socket.ring();
     }
 
-    /// Sends what [`EspStream::try_write_more`] holds back.
+    /// Sends the bytes that [`EspStream::try_write_more`] holds back.
     pub(crate) fn send_held(&self) {
         if self.held.load(Ordering::Relaxed) > 0 {
             self.ring();
@@ -142,7 +142,7 @@ impl EspStream {
             let tx = lock(&self.socket.tx);
             tx.free() > 0 || tx.is_finished()
         };
-        room || self.is_over()
+        room || self.has_ended()
     }
 
     #[cfg(feature = "tokio")]
@@ -160,7 +160,7 @@ impl EspStream {
         lock(&self.socket.tx).pending()
     }
 
-    /// Ends the sending direction, behind the written bytes.
+    /// Ends the sending direction after the written bytes.
     pub(super) fn finish_writing(&self) {
         let mut tx = lock(&self.socket.tx);
         if !tx.is_finished() {
@@ -183,7 +183,7 @@ impl Write for &EspStream {
         self.socket.block(call, attempt, || self.writable())
     }
 
-    /// Sends what [`EspStream::try_write_more`] holds back. No other write is held back.
+    /// Sends the bytes that [`EspStream::try_write_more`] holds back. No other write is held back.
     fn flush(&mut self) -> io::Result<()> {
         self.send_held();
         Ok(())

@@ -96,7 +96,7 @@ fn status_error(path: SocketFile) -> EspError {
         let error = client.status().unwrap_err();
         assert!(
             client.check().is_err(),
-            "the client knows that the daemon is of no use"
+            "the client reports that the daemon is of no use"
         );
         error
     })
@@ -200,7 +200,7 @@ fn bytes_received_before_the_daemon_died_are_readable() {
     let mut stream = EspStream::builder()
         .connect_at(&daemon.client(), address(port::BYE))
         .unwrap();
-    while !stream.has_news(2) {
+    while !stream.is_readable_beyond(2) {
         std::thread::sleep(Duration::from_millis(1));
     }
     daemon.die();
@@ -348,7 +348,7 @@ fn missing_and_surplus_descriptors_are_errors() {
     assert_eq!(source, &DecodeError::UnexpectedDescriptors { got: 1 });
 }
 
-/// A reply of another type ends the call, and what it grants is released.
+/// A reply of another type ends the call, and its grant is released.
 #[test]
 fn reply_of_another_type_is_an_error() {
     let answer = encode(&Envelope {

@@ -1,4 +1,4 @@
-//! What a client knows of its node after the next daemon has come.
+//! The data of a node that a client returns after the next daemon has come.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};

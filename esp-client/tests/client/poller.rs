@@ -28,9 +28,9 @@ fn until(poller: &mut Poller, mut done: impl FnMut(&[u16], bool) -> bool) {
             return;
         }
         if poller.try_sleep() {
-            assert!(readable(poller.fd(), LONG), "nobody woke the sleeper");
+            assert!(readable(poller.fd(), LONG), "the sleeper was not woken");
         }
-        assert!(Instant::now() < end, "in vain");
+        assert!(Instant::now() < end, "no event in time");
     }
 }
 
@@ -45,7 +45,7 @@ fn begun(client: &Client, poller: &mut Poller, to: u16) -> EspStream {
 }
 
 /// Arms an event and waits for it.
-fn told(
+fn notified(
     poller: &mut Poller,
     stream: &EspStream,
     interest: Interest,
@@ -74,7 +74,7 @@ fn nonblocking_connect_completes_by_an_event() {
         .map(|_| begun(&client, &mut poller, port::ECHO))
         .collect();
     for stream in &streams {
-        told(&mut poller, stream, Interest::State, || {
+        notified(&mut poller, stream, Interest::State, || {
             stream.is_connected().unwrap()
         });
     }
@@ -83,8 +83,8 @@ fn nonblocking_connect_completes_by_an_event() {
         stream
             .try_write_whole(&[IoSlice::new(&head), IoSlice::new(&body)], 0)
             .unwrap();
-        told(&mut poller, stream, Interest::Readable, || {
-            stream.has_news(7)
+        notified(&mut poller, stream, Interest::Readable, || {
+            stream.is_readable_beyond(7)
         });
         // The first read leaves the last byte; nothing more has arrived.
         let taken = stream.try_read_with(0, |bytes| {
@@ -92,7 +92,7 @@ fn nonblocking_connect_completes_by_an_event() {
             7
         });
         assert_eq!(taken.unwrap(), 7);
-        assert!(!stream.has_news(1));
+        assert!(!stream.is_readable_beyond(1));
         let again = stream.try_read_with(1, |_| panic!("nothing new"));
         assert_eq!(again.unwrap_err().kind(), ErrorKind::WouldBlock);
         assert_eq!(stream.try_read_with(0, |bytes| bytes.len()).unwrap(), 1);
@@ -133,7 +133,9 @@ fn end_of_stream_is_an_event() {
     let daemon = FakeDaemon::start();
     let (client, mut poller) = Client::polled(daemon.path()).unwrap();
     let bye = begun(&client, &mut poller, port::BYE);
-    told(&mut poller, &bye, Interest::Readable, || bye.has_news(3));
+    notified(&mut poller, &bye, Interest::Readable, || {
+        bye.is_readable_beyond(3)
+    });
     // Unread bytes precede the end.
     let end = bye.try_read_with(3, |_| panic!("the end"));
     assert_eq!(end.unwrap(), 0);
@@ -141,7 +143,7 @@ fn end_of_stream_is_an_event() {
     assert_eq!((&bye).read(&mut [0; 1]).unwrap(), 0);
 
     let refused = begun(&client, &mut poller, port::REFUSED);
-    told(&mut poller, &refused, Interest::State, || {
+    notified(&mut poller, &refused, Interest::State, || {
         refused.is_connected().is_err()
     });
     let error = refused.is_connected().unwrap_err();

@@ -1,4 +1,4 @@
-//! The engine's side of the shared memory, with peers that do what their [`Mode`] says.
+//! The engine's side of the shared memory, with peers that behave as their [`Mode`] says.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;

@@ -13,7 +13,7 @@ macro_rules! limits {
         $key:ident, $resource:ident, $noun:literal, $type:ty = $default:expr;
     )*) => {
         tables! {
-            /// `[limits]`: limits of each user, for all programs together.
+            /// `[limits]`: limits of each user, for all of the user's programs together.
             Limits {
                 $($(#[$doc])* $key: $type = $default,)*
                 /// `[limits.uid.N]`: other limits for one user.
@@ -57,7 +57,7 @@ macro_rules! limits {
                 match self { $(Resource::$resource => stringify!($key),)* }
             }
 
-            /// Returns what is counted, in plural.
+            /// Returns the name of the counted things, in plural.
             pub fn noun(self) -> &'static str {
                 match self { $(Resource::$resource => $noun,)* }
             }

@@ -99,9 +99,9 @@ tables! {
 
     /// `[rings]`
     RingOptions {
-        /// Ring of a program that does not choose a size.
+        /// Size of a ring for which the program does not choose one.
         default: RingSize = RingSize(1 << 20),
-        /// Largest ring granted.
+        /// Maximum size of a ring.
         max: RingSize = RingSize(16 << 20),
     }
 
@@ -123,8 +123,8 @@ tables! {
     Idle {
         /// Time to spin after the last work. Pays only with a dedicated core.
         spin: Span = Span::millis(0),
-        /// CPU to which the engine's thread is pinned, those of further engines to the next ones.
-        /// Default: none.
+        /// CPU to which the engine's thread is pinned; those of further engines are pinned to the
+        /// next ones. Default: none.
         core: Option<u32> = None,
     }
 
@@ -156,7 +156,7 @@ tables! {
     Metrics {
         /// Unix socket, or address and port, of the HTTP endpoint. Default: off.
         listen: Option<Listen> = None,
-        /// File with a token that requests have to bear. Default: none.
+        /// File with a token that requests must bear. Default: none.
         token_file: Option<PathBuf> = None,
     }
 }
@@ -195,7 +195,7 @@ pub enum Checksum {
     Require,
 }
 
-/// An error in a config file, in one line: `FILE:LINE: KEY: description`, as far as known.
+/// An error in a config file, in one line: `FILE:LINE: KEY: description`, without unknown parts.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ConfigError(String);
@@ -293,10 +293,10 @@ impl Config {
         Ok(config)
     }
 
-    /// Checks that the other options allow several engines, if there are.
+    /// Checks that the other options allow the number of engines.
     ///
     /// # Errors
-    /// Description of the option that does not.
+    /// Description of the option that allows only one.
     pub fn check_engines(&self) -> Result<(), String> {
         let conflicts = [
             (!self.udp.is_empty(), "ESP in UDP (`udp`)"),
@@ -306,8 +306,7 @@ impl Config {
         ];
         match conflicts.iter().find(|(is_set, _)| *is_set) {
             Some((_, what)) if self.engines.0 > 1 => Err(format!(
-                "several engines serve raw Ethernet without protection and pcap file only, not with \
-                 {what}: expected 1"
+                "several engines cannot be combined with {what}: set `engines` to 1"
             )),
             _ => Ok(()),
         }

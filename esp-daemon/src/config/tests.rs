@@ -147,13 +147,13 @@ fn errors_name_line_and_key() {
             "pcap = \"/x\"\nengines = 2\n",
             2,
             "engines",
-            "not with a pcap file (`pcap`)",
+            "with a pcap file (`pcap`)",
         ),
         (
             "engines = 2\nudp = [\"on-link\"]\n",
             1,
             "engines",
-            "not with ESP in UDP (`udp`)",
+            "with ESP in UDP (`udp`)",
         ),
         (
             "interfaces = [\"a\", \"a\"]\n",

@@ -9,8 +9,8 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer, de::Error};
 use toml::Value;
 
-/// Declares a type that is deserialized by a function from the value as written; otherwise the
-/// error shows the value, its kind, and how to write it.
+/// Declares types that a function deserializes from the value as written. If that fails, the error
+/// shows the value, its kind, and how to write it.
 macro_rules! values {
     ($($(#[$doc:meta])* $name:ident($inner:ty), $kind:literal, $write:literal, $read:expr;)*) => {$(
         $(#[$doc])*
@@ -164,7 +164,7 @@ impl TryFrom<String> for Listen {
         }
         text.parse().map(Listen::Address).map_err(|_| {
             format!(
-                "invalid place `{text}`: write the path of a Unix socket, such as \
+                "invalid address `{text}`: write the path of a Unix socket, such as \
                  \"/run/esp/metrics.sock\", or an address and port, such as \"127.0.0.1:9469\""
             )
         })

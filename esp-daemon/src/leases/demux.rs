@@ -1,18 +1,18 @@
 //! Fan-out groups of leased sockets, with which the cost of a frame does not depend on their
 //! number. [`netif::FanoutGroup`] explains groups, and why members' sockets are kept here until all
-//! of them have ended.
+//! members have ended.
 //!
 //! A leased socket works as soon as it is opened, but its filter costs every frame of the interface
-//! some 100 ns. Therefore a thread moves it into a group: it installs the group's new routes (the
-//! kernel takes some 15 ms to retire the old ones), then adds the socket. A socket that cannot join
-//! stays as it is.
+//! about 100 ns. Therefore a thread moves it into a group: it installs the group's new routes (the
+//! kernel takes about 15 ms to retire the old ones), then adds the socket. A socket that cannot
+//! join stays outside.
 //!
 //! When the daemon dies, its descriptors close, members move to other slots, and leased sockets may
 //! lose frames. Therefore a program has a spare for each, unbound and with the same locked filter,
 //! and binds it when the daemon has ended. Copies of the spares are kept here, too: the last close
-//! of a packet socket takes some 15 ms, which an ending program need not wait for.
+//! of a packet socket takes about 15 ms, for which an ending program need not wait.
 //!
-//! Where programs spin on all processors it takes 0.1 s. Sockets of ended leases are therefore
+//! If programs spin on all processors, a close takes 0.1 s. Sockets of ended leases are therefore
 //! closed several at a time, which takes hardly longer than one, and few are kept: a killed daemon
 //! is gone only after the kernel has closed them one by one.
 
@@ -26,8 +26,8 @@ use esp_engine::LinkId;
 use esp_proto::Port;
 use netif::{FanoutGroup, Interface, MAX_MEMBERS, OpenError, PacketSocket, Routes};
 
-/// Number of ended members, each of which keeps the memory of its ring and delays the end of a
-/// killed daemon, from which on a group accepts no new ones.
+/// Number of ended members at which a group accepts no new ones. Each keeps the memory of its ring
+/// and delays the end of a killed daemon.
 const MAX_ENDED: usize = 8;
 /// Number of threads that close sockets.
 const CLOSERS: usize = 32;
@@ -75,7 +75,7 @@ struct Member {
     lease: u64,
     ports: RangeInclusive<Port>,
     socket: Arc<PacketSocket>,
-    /// Present until the lease ends.
+    /// Its spare, until the lease ends.
     spare: Option<PacketSocket>,
     /// The socket is bound.
     ready: bool,
@@ -94,7 +94,7 @@ impl Group {
     }
 
     /// Returns the next routes, which include waiting members. A port of two members belongs to the
-    /// younger.
+    /// newer one.
     fn routes(&self) -> impl Iterator<Item = (RangeInclusive<u16>, u16)> + use<> {
         let mut next = self.slots;
         let mut routes = Vec::with_capacity(self.members.len());
@@ -108,8 +108,8 @@ impl Group {
         routes.into_iter().rev()
     }
 
-    /// Adds waiting members in order, up to one that is not bound yet. A member that does not get
-    /// the slot assumed by the routes is the last one added. Returns former members.
+    /// Adds waiting members in order. Stops at one that is not bound yet, and after one that does
+    /// not get the slot assumed by the routes. Returns the members that were removed.
     fn add_waiting(&mut self, count: usize, routed: bool) -> Vec<Member> {
         let fanout = Arc::clone(&self.fanout);
         let (mut at, mut removed) = (0, Vec::new());
@@ -213,7 +213,7 @@ impl Demux {
             let thread = thread::Builder::new()
                 .name("esp-demux".into())
                 .spawn(move || shared.work());
-            // Without the thread, all sockets stay as they are.
+            // Without the thread, all sockets stay outside groups.
             groups.working = thread.is_ok();
         }
         self.shared.changed.notify_one();
@@ -239,7 +239,7 @@ impl Drop for Demux {
 /// A socket and its spare.
 type Sockets = (Arc<PacketSocket>, Option<PacketSocket>);
 
-/// Closes sockets. The kernel waits at each of them, but for several threads at once.
+/// Closes sockets. The kernel waits for each of them, but serves several threads at once.
 fn close(mut sockets: Vec<Sockets>) {
     let share = sockets.len().div_ceil(CLOSERS).max(1);
     thread::scope(|scope| {
@@ -253,7 +253,7 @@ fn close(mut sockets: Vec<Sockets>) {
 }
 
 impl Groups {
-    /// Returns a group with room for another member; `None` if there cannot be one.
+    /// Returns a group with room for another member; `None` if none can be created.
     fn of(&mut self, link: LinkId, interface: &Interface, ethertype: u16) -> Option<usize> {
         let kept: usize = self.all.iter().map(|group| group.members.len()).sum();
         if kept >= MAX_KEPT {
@@ -331,7 +331,7 @@ impl DemuxState {
         };
         let removed = group.add_waiting(count, routed);
         let mut closing = Vec::new();
-        // Only if no lease ended meanwhile; these members have no routes any more.
+        // Only if no lease has ended since; these members no longer have routes.
         if !group.changed {
             for member in group
                 .members

@@ -1,4 +1,4 @@
-//! The record of leases for the next daemon: a file beside the control socket (`PATH.leases`).
+//! The record of leases for the next daemon: a file next to the control socket (`PATH.leases`).
 //!
 //! Each lease has a line `UID PID INTERFACE FIRST LAST` (PID 0: unknown). Every change replaces the
 //! file atomically, so it is complete whenever this process dies; without leases there is no file.
@@ -17,13 +17,13 @@ use rustix::io::Errno;
 use rustix::process::{Pid, geteuid, test_kill_process};
 use tracing::warn;
 
-use super::MOST_PORTS;
+use super::MAX_PORTS;
 use crate::claim::beside;
 
 /// Maximum size of the file in bytes; a larger one is not ours.
-const MOST_BYTES: u64 = 1 << 20;
+const MAX_BYTES: u64 = 1 << 20;
 
-/// A lease as recorded.
+/// A recorded lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// User of the holder.
@@ -43,7 +43,7 @@ impl Entry {
             return None;
         };
         let (first, last): (Port, Port) = (first.parse().ok()?, last.parse().ok()?);
-        if first == 0 || first > last || last - first >= MOST_PORTS || interface.is_empty() {
+        if first == 0 || first > last || last - first >= MAX_PORTS || interface.is_empty() {
             return None;
         }
         let pid = Some(pid.parse().ok()?).filter(|pid| *pid != 0);
@@ -113,13 +113,13 @@ fn read(path: &Path) -> io::Result<String> {
         .custom_flags(flags.bits().cast_signed())
         .open(path)?;
     let found = file.metadata()?;
-    if !found.is_file() || found.len() > MOST_BYTES || found.uid() != geteuid().as_raw() {
+    if !found.is_file() || found.len() > MAX_BYTES || found.uid() != geteuid().as_raw() {
         return Err(io::Error::other(
             "not a file of this daemon's user, or too large",
         ));
     }
     let mut text = String::new();
-    file.take(MOST_BYTES).read_to_string(&mut text)?;
+    file.take(MAX_BYTES).read_to_string(&mut text)?;
     Ok(text)
 }
 

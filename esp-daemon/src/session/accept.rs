@@ -61,7 +61,7 @@ impl Session {
                     listening.arrivals.push_back(arrival);
                     self.match_arrivals(listener).await;
                 }
-                // Closed meanwhile; the engine has reset it, or does so now.
+                // The listener has been closed; the engine has reset the connection, or will.
                 None => self.refuse(arrival),
             },
             SessionEvent::IncomingGone { listener, handle } => {
@@ -186,8 +186,8 @@ impl Session {
         }
     }
 
-    /// Attaches a connection to the program. `None`: the connection had ended, so the accept keeps
-    /// waiting.
+    /// Attaches a connection to the program. `None`: the connection has ended, so the accept
+    /// continues to wait.
     async fn attach(
         &self,
         client: &Arc<Client>,
@@ -206,7 +206,7 @@ impl Session {
         // Succeeds, because the listener holds the port.
         let claim = link.esp.take(port, client.claimant(), Purpose::Accepted);
         // The connection has agreed on a payload size, which needs a ring of this size.
-        let least = esp_proto::least_listener_capacity(link.info().mtu);
+        let least = esp_proto::min_listener_capacity(link.info().mtu);
         let prepared = self.prepare(client, SlotUse::Stream, (rings, least), claim)?;
         let command = |reply| Command::Attach {
             handle,
@@ -221,7 +221,7 @@ impl Session {
         }
         client.slots().withdraw(prepared.slot);
         attached?;
-        // The connection has probably ended; otherwise it must not wait for ever.
+        // The connection has probably ended; otherwise it must not wait forever.
         let command = Command::Refuse { handle };
         let _ = self.node.engines.send(client.engine(), command);
         Ok(None)

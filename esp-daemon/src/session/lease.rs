@@ -13,7 +13,7 @@ use super::{ReplyWithFds, Session};
 use crate::accounts::Charge;
 use crate::config::Resource;
 use crate::leases::record::Entry;
-use crate::leases::{Lease, LeasedConnection, MOST_PORTS};
+use crate::leases::{Lease, LeasedConnection, MAX_PORTS};
 use crate::links::{self, Link};
 use crate::node::Client;
 use crate::ports::{self, PortClaim, Purpose};
@@ -66,14 +66,14 @@ impl Session {
                     Refusal::new(ErrorKind::InUse, message)
                 })?]
             }
-            None if (1..=MOST_PORTS).contains(&count) => {
-                // The program may listen on them at the daemon, too, for programs of its node.
+            None if (1..=MAX_PORTS).contains(&count) => {
+                // The program may listen on them at the daemon, too, for programs of this node.
                 let is_own = |port| node.engines.owns(client.engine(), port);
                 consecutive(&node.links, id, count, client, is_own)?
             }
             None => {
                 return Err(Refusal::bad_argument(format!(
-                    "{count} ports: a lease has 1 to {MOST_PORTS}"
+                    "{count} ports: a lease has 1 to {MAX_PORTS}"
                 )));
             }
         };
@@ -98,8 +98,8 @@ impl Session {
         let (id, link) = links::by_name(&self.node.links, interface)?;
         let charges = self.charge_lease(id)?;
         let last = port.checked_add(count.saturating_sub(1));
-        let (Some(last), 1..=MOST_PORTS, 1..) = (last, count, port) else {
-            let message = format!("{count} ports from {port} on: a lease has 1 to {MOST_PORTS}");
+        let (Some(last), 1..=MAX_PORTS, 1..) = (last, count, port) else {
+            let message = format!("{count} ports starting at {port}: a lease has 1 to {MAX_PORTS}");
             return Err(Refusal::bad_argument(message));
         };
         self.check_port(port)?;
@@ -126,7 +126,7 @@ impl Session {
         self.open_lease(link, (added, lease)).await
     }
 
-    /// Returns a lease of this program, without claims on its ports.
+    /// Returns a lease for this program, without claims on its ports.
     fn lease(
         &self,
         client: &Client,
@@ -143,8 +143,8 @@ impl Session {
         Arc::new(Lease::new(client.id, id, entry, standby, charges))
     }
 
-    /// Adds a lease with ports that are reserved for this user since an earlier one, or are free;
-    /// returns its id.
+    /// Adds a lease with ports that are free, or reserved for this user because of an earlier
+    /// lease. Returns its id.
     fn adopt_or_add(
         &self,
         client: &Client,
@@ -160,7 +160,7 @@ impl Session {
         Ok(leases.add(lease))
     }
 
-    /// Has the engine hold the ports of a lease, and opens its sockets.
+    /// Reserves the ports of a lease at the engine, and opens its sockets.
     async fn open_lease(
         &self,
         link: &Link,
@@ -175,8 +175,8 @@ impl Session {
                 ports: ports.clone(),
                 reply,
             };
-            // Ending the lease makes the engines serve the ports again, which they may hold since
-            // an earlier one.
+            // Ending the lease makes the engines serve the ports again, which they may hold for an
+            // earlier lease.
             let held = node.engines.request(engine, hold).await;
             held.and_then(|held| held.map_err(|error| Refusal::new(ErrorKind::InUse, error)))
                 .inspect_err(|_| node.end_lease(id))?;

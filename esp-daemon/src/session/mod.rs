@@ -19,6 +19,7 @@ use esp_client::control::codec::{self, DecodeError, Decoder, encode};
 use esp_client::control::{Envelope, ErrorKind, Reply, Request, VERSION};
 use esp_engine::shm::ClientPage;
 use esp_engine::{Command, ListenerId};
+use netif::Closer;
 use rustix::event::{EventfdFlags, eventfd};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
@@ -34,7 +35,7 @@ use crate::server::until;
 use crate::stats::Count;
 use accept::Listening;
 
-/// Malformed requests after which a program is disconnected.
+/// Number of malformed requests after which a program is disconnected.
 const MALFORMED_LIMIT: u32 = 16;
 /// Maximum length of a stored program name in bytes.
 const NAME_BYTES: usize = 64;
@@ -71,7 +72,7 @@ impl From<io::Error> for SessionEnd {
 
 struct Session {
     node: Arc<Node>,
-    stream: UnixStream,
+    stream: Arc<UnixStream>,
     events: mpsc::UnboundedReceiver<SessionEvent>,
     to_session: mpsc::UnboundedSender<SessionEvent>,
     credentials: Credentials,
@@ -98,7 +99,7 @@ struct Session {
     _program: Charge,
 }
 
-/// Serves one program until it disconnects, is disconnected, or `stop` becomes true. Then frees all
+/// Serves one program until it disconnects, is disconnected, or `stop` becomes true, and frees all
 /// of its resources.
 pub(crate) async fn serve(
     node: Arc<Node>,
@@ -108,6 +109,13 @@ pub(crate) async fn serve(
     stop: watch::Receiver<bool>,
 ) {
     let (to_session, events) = mpsc::unbounded_channel();
+    let stream = Arc::new(stream);
+    // Dropped after the session.
+    let _closing = Closing {
+        stream: Some(Arc::clone(&stream)),
+        user: credentials.uid,
+        closer: node.closer.clone(),
+    };
     let mut session = Session {
         node,
         // Without them (an old kernel) the primary group still counts.
@@ -145,12 +153,39 @@ pub(crate) async fn serve(
     session.send_last_message(end).await;
 }
 
+/// Closes a program's socket on drop, if the session has ended, without waiting for descriptors
+/// that the program has sent.
+struct Closing {
+    stream: Option<Arc<UnixStream>>,
+    user: u32,
+    closer: Closer,
+}
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        if let Some(stream) = self.stream.take().and_then(Arc::into_inner) {
+            close(&self.closer, self.user, stream);
+        }
+    }
+}
+
+/// Closes a program's socket without waiting for descriptors that the program has sent.
+pub(crate) fn close(closer: &Closer, user: u32, stream: UnixStream) {
+    if let Ok(stream) = stream.into_std() {
+        closer.close_socket(user, stream.into());
+    }
+}
+
 impl Session {
     /// Runs one iteration of the loop: requests, replies, wait.
     async fn iterate(
         &mut self,
         stopped: &mut (impl Future<Output = ()> + Unpin),
     ) -> Result<(), SessionEnd> {
+        // Before further requests, which could keep events waiting while their queue grows.
+        while let Ok(event) = self.events.try_recv() {
+            self.event(event).await?;
+        }
         self.take_requests().await?;
         if self.flush_after.is_none_or(|after| after <= Instant::now()) {
             let flushed = self.outbox.flush(&self.stream)?;
@@ -207,7 +242,13 @@ impl Session {
 
     fn receive(&mut self) -> Result<(), SessionEnd> {
         let received = self.stream.try_io(Interest::READABLE, || {
-            codec::receive(&self.stream, &mut self.decoder)
+            codec::receive_admitted(&self.stream, &mut self.decoder, |fd| {
+                if netif::is_memory(&fd) {
+                    return Some(fd);
+                }
+                self.node.closer.close(self.credentials.uid, fd);
+                None
+            })
         });
         match received {
             Ok(0) => {
@@ -310,6 +351,9 @@ impl Session {
         self.node.stats.control_requests.add();
         trace!(uid = self.credentials.uid, pid = self.credentials.pid, id, request = ?body, "request");
         if let Some(client) = self.client.clone() {
+            if matches!(body, Request::Status) {
+                return self.status(id).await;
+            }
             if let Some(answer) = self.execute(&client, id, body, descriptors).await {
                 self.answer(id, answer);
             }
@@ -328,8 +372,8 @@ impl Session {
             Request::Hello { version, .. } => Err(SessionEnd::Violation(
                 ErrorKind::Version,
                 format!(
-                    "esp-daemon speaks version {VERSION} of the control messages, the program {version}; \
-                         both must be of one release"
+                    "esp-daemon speaks version {VERSION} of the control protocol, the program version {version}; \
+                         install the same release of both"
                 ),
             )),
             _ => {
@@ -339,7 +383,7 @@ impl Session {
         }
     }
 
-    /// Registers the program, which `engine` of the last daemon has served; the reply has its page,
+    /// Registers the program, which `engine` of the last daemon has served. The reply has its page,
     /// its descriptors and its id.
     fn hello(&mut self, program: &str, engine: Option<u8>) -> Result<ReplyWithFds, Refusal> {
         let program = printable(program);
@@ -365,7 +409,7 @@ impl Session {
             .node
             .add_client(self.credentials, program, seat, self.to_session.clone());
         let number = client.id;
-        // From here on `Drop` removes the client.
+        // Once this is set, `Drop` removes the client.
         self.client = Some(client);
         let command = Command::AddClient {
             client: number,
@@ -399,7 +443,7 @@ impl Session {
             }
             (Reply::Error(refusal.into()), Vec::new())
         });
-        // Only a status could be too long, and it is truncated where it is made.
+        // Only a status could be too long, and `status.rs` truncates it.
         let encoded = encode(&Envelope { id, body }).or_else(|error| {
             let body = Reply::Error(Refusal::new(ErrorKind::Limit, error).into());
             encode(&Envelope { id, body })
@@ -409,8 +453,8 @@ impl Session {
         }
     }
 
-    /// Returns the time since which the program is overdue, the counter of programs that miss this
-    /// deadline, and its description.
+    /// Returns, for each deadline, the time since which the program owes something, the counter of
+    /// programs that miss the deadline, and its description.
     fn debts(&self) -> [(Option<Instant>, &Count, &'static str); 3] {
         let stats = &self.node.stats;
         let hello = self.client.is_none().then_some(self.connected);
@@ -504,8 +548,8 @@ impl Drop for Session {
             // The listeners' ports are freed (drop) after this command, so that commands of their
             // next owner follow it.
             self.node.remove_client(client);
-            // Leases end after the listeners: a port that is not held any more must have no
-            // listener of this program.
+            // Leases end after the listeners: a port that is no longer held must have no listener
+            // of this program.
             for lease in self.node.leases.numbers(client.id) {
                 self.node.end_lease(lease);
             }

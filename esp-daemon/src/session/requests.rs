@@ -9,7 +9,7 @@ use esp_engine::{Command, Slot};
 use esp_proto::{FIRST_USER_PORT, NodeAddr, Port};
 
 use super::accept::Listening;
-use super::{ReplyWithFds, Session};
+use super::{ReplyWithFds, Session, SessionEnd};
 use crate::accounts::Charge;
 use crate::config::Resource;
 use crate::links::{self, Link};
@@ -72,6 +72,8 @@ impl Session {
         let done = |()| (Reply::Done, Vec::new());
         Some(match request {
             Request::Hello { .. } => Err(Refusal::new(ErrorKind::BadRequest, "repeated Hello")),
+            // Answered by `status`.
+            Request::Status => return None,
             Request::Listen {
                 interface,
                 port,
@@ -154,24 +156,42 @@ impl Session {
             } => self
                 .lease_connection(client, lease, (local_port, peer, peer_port), nonce)
                 .map(done),
-            Request::Status => self.status().await,
         })
     }
 
-    /// Returns the status, once no other program of the user has an unread one: a user's programs
-    /// hold the memory of one at a time.
-    async fn status(&mut self) -> Result<ReplyWithFds, Refusal> {
+    /// Answers with the status, once no other program of the user has an unread one: a user's
+    /// programs hold the memory of only one at a time.
+    pub(super) async fn status(&mut self, id: u64) -> Result<(), SessionEnd> {
+        let answer = if self.take_status_turn().await? {
+            let status = status::of(&self.node, self.credentials).await;
+            status.map(|status| (Reply::Status(Box::new(status)), Vec::new()))
+        } else {
+            let why = "another program of this user has not read its status; retry later";
+            Err(Refusal::new(ErrorKind::Limit, why))
+        };
+        self.answer(id, answer);
+        Ok(())
+    }
+
+    /// Waits for the permit to have a status; false if it is not granted in time. Handles events
+    /// during the wait, because their queue would grow.
+    async fn take_status_turn(&mut self) -> Result<bool, SessionEnd> {
         let turn = self.node.accounts.status_turn(self.credentials.uid);
-        if let (None, Some(turn)) = (&self.status_turn, turn) {
-            let wait = tokio::time::timeout(self.node.patience, turn.acquire_owned());
-            let Ok(Ok(permit)) = wait.await else {
-                let why = "another program of this user does not read its status; retry later";
-                return Err(Refusal::new(ErrorKind::Limit, why));
-            };
-            self.status_turn = Some(permit);
+        let (None, Some(turn)) = (&self.status_turn, turn) else {
+            return Ok(true);
+        };
+        let wait = tokio::time::timeout(self.node.patience, turn.acquire_owned());
+        let mut wait = std::pin::pin!(wait);
+        loop {
+            tokio::select! {
+                biased;
+                Some(event) = self.events.recv() => self.event(event).await?,
+                taken = &mut wait => {
+                    self.status_turn = taken.ok().and_then(Result::ok);
+                    return Ok(self.status_turn.is_some());
+                }
+            }
         }
-        let status = status::of(&self.node, self.credentials).await?;
-        Ok((Reply::Status(Box::new(status)), Vec::new()))
     }
 
     async fn listen(
@@ -201,7 +221,7 @@ impl Session {
         let claims = self
             .claim_for_listener(client, links, port)
             .or_else(|refusal| {
-                if self.node.free_ports_of_the_dead() {
+                if self.node.free_orphaned_ports() {
                     self.claim_for_listener(client, links, port)
                 } else {
                     Err(refusal)
@@ -333,7 +353,7 @@ impl Session {
         Ok((reply, vec![prepared.descriptor]))
     }
 
-    /// Has the engine take the socket of a slot; frees the slot if it does not.
+    /// Passes the socket of a slot to the engine, and frees the slot if the engine refuses it.
     pub(super) async fn start<T: Send + 'static, E: Into<Refusal> + Send + 'static>(
         &self,
         client: &Client,
@@ -374,15 +394,15 @@ impl Session {
         self.node.engines.send(client.engine(), command)
     }
 
-    /// Acquires slot, rings, charges and port of a socket. On error nothing stays acquired.
+    /// Acquires slot, rings, charges and port of a socket. On an error, all are released.
     pub(super) fn prepare(
         &self,
         client: &Client,
         kind: SlotUse,
-        (rings, least_rx): (Rings, u32),
+        (rings, min_rx): (Rings, u32),
         port: Option<PortClaim>,
     ) -> Result<Prepared, Refusal> {
-        let sizes = self.node.grant(rings, least_rx)?;
+        let sizes = self.node.grant(rings, min_rx)?;
         let charges = self.charge_socket(kind, sizes)?;
         let (region, descriptor) =
             Region::create(sizes).map_err(|error| Refusal::system("create the rings", &error))?;
@@ -411,7 +431,7 @@ impl Session {
     }
 
     /// Charges the user for a socket and its rings. The receive ring of a stream counts twice: data
-    /// after a gap waits in the engine's memory, as much as there is room in the ring.
+    /// after a gap waits in the engine's memory, at most as much as the ring has room for.
     pub(super) fn charge_socket(
         &self,
         kind: SlotUse,
@@ -436,7 +456,7 @@ impl Session {
         ])
     }
 
-    /// Claims a port, or any free one (port 0), which the program's engine serves.
+    /// Claims a port, or any free one (port 0), for the program's engine.
     pub(super) async fn claim_port(
         &self,
         client: &Client,

@@ -1,4 +1,4 @@
-//! Sockets of an earlier daemon, which their programs bring (see
+//! Sockets of an earlier daemon that their programs bring (see
 //! [`esp_client::control::Request::ResumeStream`]).
 //!
 //! The memory is untrusted. It is mapped only if it is sealed against shortening, and is read like
@@ -100,13 +100,13 @@ impl Session {
         rings: Rings,
         descriptors: &[OwnedFd],
     ) -> Result<(Arc<Region>, RingSizes), Refusal> {
-        // An accepted stream may have got a larger receive ring than is allowed else.
+        // An accepted stream may have a larger receive ring than is otherwise allowed.
         let mtu = self.node.links.iter().map(|link| link.info().mtu).max();
-        let least = esp_proto::least_listener_capacity(mtu.unwrap_or(0)).next_power_of_two();
+        let least = esp_proto::min_listener_capacity(mtu.unwrap_or(0)).next_power_of_two();
         let sizes = self.node.grant(rings, rings.rx.min(least))?;
         if (sizes.tx, sizes.rx) != (rings.tx, rings.rx) {
             let message = format!(
-                "rings of {} and {} bytes are larger than allowed now: {} and {}",
+                "rings of {} and {} bytes are larger than now allowed: {} and {}",
                 rings.tx, rings.rx, sizes.tx, sizes.rx
             );
             return Err(Refusal::new(ErrorKind::Limit, message));

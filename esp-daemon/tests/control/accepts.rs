@@ -96,7 +96,7 @@ fn withdrawn_accepts_are_answered() {
     assert_eq!(
         program.refused(accept(next)).0,
         ErrorKind::Limit,
-        "256 places, not more, are free again"
+        "exactly 256 places are free again"
     );
 }
 

@@ -51,11 +51,7 @@ fn slot_is_not_reused_before_the_engine_has_released_it() {
     }
     drop(program);
     eventually("the program is gone", || rig.engine.books().is_empty());
-    assert_eq!(
-        rig.node.programs(),
-        1,
-        "its slots are still with the engine"
-    );
+    assert_eq!(rig.node.programs(), 1, "the engine still has its slots");
     assert!(!rig.node.is_empty());
     rig.engine.settle();
     eventually("everything came back", || rig.node.is_empty());

@@ -33,7 +33,7 @@ fn ports_belong_to_one_user() {
     let mut same = rig.program_of(1);
     let mut other = rig.program_of(2);
     let (listener, _) = one.listen(7000);
-    one.open(7000); // the own listener's port may be connected from
+    one.open(7000); // a program may connect from its listener's port
     for program in [&mut one, &mut same, &mut other] {
         let (kind, message) = program.refused(listen(7000));
         assert_eq!(kind, ErrorKind::InUse);
@@ -43,7 +43,7 @@ fn ports_belong_to_one_user() {
         );
     }
     assert_eq!(other.refused(connect(7000)).0, ErrorKind::InUse);
-    let (slot, _) = one.bind(7000); // datagram ports are others
+    let (slot, _) = one.bind(7000); // datagram ports are separate
     assert_eq!(one.refused(bind(7000)).0, ErrorKind::InUse);
     one.done(Request::CloseListener { listener });
     assert_eq!(

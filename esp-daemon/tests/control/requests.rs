@@ -18,7 +18,7 @@ fn hello_returns_pages_and_links() {
     ClientPage::open(descriptors[1].as_fd()).unwrap();
     let second = rig.program();
     assert_ne!(program.client, second.client);
-    eventually("the engine knows both", || {
+    eventually("the engine has both", || {
         rig.engine.books().clients.len() == 2
     });
     let (kind, _) = program.refused(Request::Hello {

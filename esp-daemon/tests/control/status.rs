@@ -1,6 +1,7 @@
-//! What programs and metrics see of the node.
+//! The state of the node as shown to programs and in metrics.
 
 use esp_client::control::{ErrorKind, Reply, Request, Status};
+use esp_engine::{ClientId, EngineEvent};
 
 use crate::support::program::{Program, RINGS, connect};
 use crate::support::{Rig, eventually};
@@ -80,7 +81,7 @@ fn a_long_status_is_truncated_and_counted() {
     assert_eq!(
         seen.connections[0].owner.uid,
         Some(1000),
-        "the own one is not cut off"
+        "the program's own one is not cut off"
     );
     assert_eq!(
         rig.count("status_omitted"),
@@ -88,14 +89,33 @@ fn a_long_status_is_truncated_and_counted() {
     );
 }
 
-/// A status has up to 4 MiB: programs that do not read theirs must not multiply that.
+/// The queue of events of a program that does not handle them would grow without bound.
+#[test]
+fn a_program_that_waits_for_its_status_handles_events() {
+    let rig = Rig::with_patience("", std::time::Duration::from_secs(3600));
+    rig.engine.books().unowned_connections = 20_000;
+    let mut deaf = rig.program_of(1);
+    deaf.post(Request::Status);
+    eventually("the status is made", || rig.count("status_omitted") > 0);
+    let mut waiting = rig.program_of(1);
+    waiting.open(0);
+    waiting.post(Request::Status);
+    rig.engine.emit(EngineEvent::Corrupted {
+        client: ClientId(waiting.client),
+        slot: 0,
+        what: "a test",
+    });
+    waiting.cut_off();
+}
+
+/// A status has up to 4 MiB: several programs that do not read theirs must not multiply that.
 #[test]
 fn a_user_has_one_unread_status_at_a_time() {
     let rig = Rig::with_patience("", std::time::Duration::from_secs(30));
     rig.engine.books().unowned_connections = 20_000;
     let mut deaf = rig.program_of(1);
     deaf.post(Request::Status);
-    eventually("it is asked", || rig.count("status_omitted") > 0);
+    eventually("the status is made", || rig.count("status_omitted") > 0);
     let omitted = rig.count("status_omitted");
     let mut others: Vec<_> = (0..3).map(|_| rig.program_of(1)).collect();
     for program in &mut others {
@@ -148,7 +168,7 @@ fn link_events_reach_programs() {
     };
     assert!(
         matches!(program.ask(named), Reply::Edp { .. }),
-        "binding is no sending"
+        "binding sends nothing"
     );
     rig.engine.emit(link_event(1, false));
     eventually("net1 is down", || !status(&mut program).interfaces[1].up);

@@ -56,8 +56,8 @@ fn is_repeated_by_the_next<S: Send + 'static>(
     says_hello((&right, blocking(&left)));
 }
 
-/// More than the buffers of a control socket take: the daemon reads no request while its replies
-/// are not read.
+/// More than the buffers of a control socket hold: the daemon reads no request while its replies
+/// are unread.
 #[test]
 fn thousands_of_requests_begun_without_a_daemon_are_answered_by_the_next() {
     const REQUESTS: usize = 1500;
@@ -90,9 +90,9 @@ fn a_program_that_starts_between_two_daemons_waits_for_the_next() {
     for signal in [Signal::KILL, Signal::TERM] {
         cluster.end(0, signal);
         let socket = cluster.socket(0);
-        assert!(UnixStream::connect(&socket).is_err(), "a daemon is left");
+        assert!(UnixStream::connect(&socket).is_err(), "a daemon still runs");
         let client = thread::spawn(move || Client::connect(socket));
-        // The program asks at least once before.
+        // The program tries at least once before.
         thread::sleep(Duration::from_millis(100));
         assert!(!client.is_finished(), "it does not wait");
         cluster.start(0);

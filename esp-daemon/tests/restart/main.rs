@@ -27,8 +27,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use support::program::{Program, RINGS};
 use support::{PATIENCE, TempDir, eventually, image};
 
-/// Bytes of each direction that a checked transfer carries at least.
-const LEAST: u64 = 4 << 20;
+/// Minimum number of bytes of a checked transfer, in each direction.
+const MIN_BYTES: u64 = 4 << 20;
 
 /// Two nodes with a daemon each, which can be replaced.
 struct Cluster {
@@ -138,11 +138,11 @@ fn byte(index: u64, salt: u64) -> u8 {
     ((index ^ salt << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
 
-/// Sends the pattern until `stop`, at least [`LEAST`] bytes; returns their number.
+/// Sends the pattern until `stop`, at least [`MIN_BYTES`] bytes; returns their number.
 fn send_until(mut stream: &EspStream, salt: u64, stop: &AtomicBool) -> u64 {
     let mut at = 0;
     let mut block = [0; 5000];
-    while at < LEAST || !stop.load(Ordering::Relaxed) {
+    while at < MIN_BYTES || !stop.load(Ordering::Relaxed) {
         for (slot, i) in block.iter_mut().zip(at..) {
             *slot = byte(i, salt);
         }
@@ -170,7 +170,7 @@ fn check_to_end(mut stream: &EspStream, salt: u64) -> u64 {
 }
 
 #[test]
-fn transfers_go_on_when_daemons_are_killed_and_replaced() {
+fn transfers_continue_when_daemons_are_killed_and_replaced() {
     let Some(mut cluster) = Cluster::new_or_skip("transfers_go_on") else {
         return;
     };
@@ -237,7 +237,7 @@ fn says_hello((mut from, mut to): (&EspStream, &EspStream)) {
 }
 
 #[test]
-fn a_daemon_that_comes_late_finds_bytes_and_ends_written_meanwhile() {
+fn a_late_daemon_finds_bytes_and_ends_written_before_it_came() {
     let Some(mut cluster) = Cluster::new_or_skip("a_daemon_that_comes_late") else {
         return;
     };
@@ -260,7 +260,8 @@ fn a_daemon_that_comes_late_finds_bytes_and_ends_written_meanwhile() {
     says_hello((&idle, &idle_peer));
 }
 
-/// An accepted stream gets a receive ring of four packets, whatever the administrator allows.
+/// An accepted stream gets a receive ring of at least four packets, whatever the administrator
+/// allows.
 #[test]
 fn a_ring_that_is_larger_than_allowed_is_resumed_if_the_daemon_chose_it() {
     let config = "[rings]\ndefault = 4096\nmax = 4096\n";
@@ -323,7 +324,7 @@ fn listeners_and_datagram_sockets_are_found_again() {
 }
 
 #[test]
-fn a_daemon_that_ends_for_good_says_so() {
+fn a_daemon_that_ends_for_good_notifies_the_peers() {
     let Some(mut cluster) = Cluster::new_or_skip("a_daemon_that_ends_for_good") else {
         return;
     };
@@ -410,7 +411,7 @@ fn lies_of_a_program_hurt_no_other() {
         let (reply, _) = bring(0, &lie, [0; 4]);
         assert!(matches!(reply, Reply::Error(_)), "{lie:?}: {reply:?}");
     }
-    // A connection that never existed: the peer's node says so.
+    // A connection that never existed: the peer's node answers with a reset.
     let (reply, region) = bring(0, &image, [100, 0, 0, 0]);
     assert_eq!(reply, Reply::Done);
     let status = esp_engine::shm::Status::new(region);

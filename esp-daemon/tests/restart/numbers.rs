@@ -1,5 +1,5 @@
-//! Slots and listeners of a daemon that has ended: at the next one their numbers are those of other
-//! objects, which what is left of the earlier ones must not end.
+//! Slots and listeners of a daemon that has ended: at the next one their numbers denote other
+//! objects, which late requests about the earlier ones must not end.
 
 use std::time::Duration;
 
@@ -77,7 +77,7 @@ fn an_abort_of_a_lost_stream_ends_no_other() {
     first.abort();
     client
         .status()
-        .expect("the daemon has processed what came before");
+        .expect("the daemon has processed the earlier requests");
     says_hello((&left, &right));
     says_hello((&right, &left));
 }
@@ -96,7 +96,7 @@ fn a_reply_dropped_late_ends_no_stream() {
     drop(first);
     client
         .status()
-        .expect("the daemon has processed what came before");
+        .expect("the daemon has processed the earlier requests");
     says_hello((&left, &right));
     says_hello((&right, &left));
 }
@@ -120,7 +120,7 @@ fn a_listener_closed_without_a_daemon_is_not_opened_by_the_next() {
 
 /// Replaces the daemon until another program listens on port 7000 before `client` does again.
 fn taken_by_another(cluster: &mut Cluster, client: &Client) -> EspListener {
-    // Both race for the port; at the latest the thirtieth time the other one wins.
+    // Both race for the port; the other one wins within thirty attempts.
     let taken = (0..30).find_map(|_| {
         cluster.end(0, Signal::KILL);
         eventually("the client waits", || client.check().is_err());
@@ -141,7 +141,7 @@ fn assert_is_gone<T>(accepted: std::io::Result<T>) {
     );
 }
 
-/// An accept fails if the next daemon did not open its listener: another program was first.
+/// An accept fails if the next daemon did not open its listener because another program came first.
 #[test]
 fn accepts_of_a_refused_listener_fail() {
     let Some(mut cluster) = Cluster::new_or_skip("accepts_of_a_refused_listener") else {

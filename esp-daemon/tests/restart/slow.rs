@@ -1,4 +1,4 @@
-//! Daemons that take longer over what a program brings than it waits for other replies.
+//! Daemons that take longer to resume a program's sockets than the program waits for other replies.
 
 use std::collections::{HashSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,7 +21,7 @@ use super::{Cluster, says_hello};
 /// Time for which a reply is held back: longer than a program waits for others.
 const HELD: Duration = Duration::from_secs(6);
 
-/// Configuration of daemons that keep what is not brought yet for longer than that.
+/// Configuration of daemons that keep the connections of an earlier one for longer than that.
 const PATIENT: Option<&str> = Some("[lease]\ngrace = \"60s\"\n");
 
 /// Relays between programs and a daemon, and holds back the first reply to a request of one kind.
@@ -32,7 +32,7 @@ struct Relay {
     is_slow: fn(&Request) -> bool,
     /// The first request of the kind has come.
     begun: AtomicBool,
-    /// A reply to one of the kind was passed on.
+    /// A reply to a request of the kind was passed on.
     over: AtomicBool,
     left: Mutex<Vec<UnixStream>>,
 }
@@ -57,7 +57,7 @@ impl Relay {
         relay
     }
 
-    /// Passes all on at once, or from now on not.
+    /// Sets whether all replies are passed on at once.
     fn ignore(&self, all: bool) {
         self.begun.store(all, Ordering::SeqCst);
         self.over.store(false, Ordering::SeqCst);
@@ -130,7 +130,7 @@ fn take<T: Message>(
 fn pass_on<T: Message>(socket: &UnixStream, (envelope, files): &Received<T>) {
     let files: Vec<_> = files.iter().map(OwnedFd::as_fd).collect();
     let bytes = encode(envelope).unwrap();
-    // An empty socket takes a small message whole; one that is closed does not matter.
+    // An empty socket takes a small message whole; a closed one does not matter.
     if let Ok(sent) = send(socket, &bytes, &files) {
         assert_eq!(sent, bytes.len());
     }
@@ -153,7 +153,7 @@ fn slow_client(cluster: &Cluster, is_slow: fn(&Request) -> bool) -> (Arc<Relay>,
     (relay, Client::connect(&path).expect("the relay"))
 }
 
-/// Checks that a connection goes on, also for a moment.
+/// Checks that a connection works, and still does a moment later.
 fn both_say_hello(left: &EspStream, right: &EspStream) {
     for stream in [left, right] {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -165,7 +165,7 @@ fn both_say_hello(left: &EspStream, right: &EspStream) {
 }
 
 #[test]
-fn what_a_program_brings_may_take_long() {
+fn resuming_the_sockets_of_a_program_may_take_long() {
     let test = "what_a_program_brings";
     let Some(mut cluster) = Cluster::configured_or_skip(test, PATIENT) else {
         return;
@@ -177,7 +177,7 @@ fn what_a_program_brings_may_take_long() {
         )
     };
     let (relay, client) = slow_client(&cluster, is_slow);
-    // Only what the next daemon is asked is slow.
+    // Only requests to the next daemon are slow.
     relay.ignore(true);
     let there = EspListener::builder()
         .path(esp_client::Path::Daemon)

@@ -46,7 +46,7 @@ pub struct Books {
 }
 
 impl Books {
-    /// Returns true when nothing of any program is left.
+    /// Returns true if the engine holds nothing for any program.
     pub fn is_empty(&self) -> bool {
         self.clients.is_empty()
             && self.listeners.is_empty()
@@ -87,7 +87,7 @@ impl FakeEngine {
         }
     }
 
-    /// Returns the way to its queue, and its page.
+    /// Returns the function that queues its commands, and its page.
     pub fn connect(&self) -> (SendCommand, OwnedFd) {
         let commands = self.commands.clone();
         let send = move |command| commands.send(command).map_err(|_| EngineGone);
@@ -154,7 +154,7 @@ impl FakeEngine {
         });
     }
 
-    /// Emits the held-back events, and holds none back any more.
+    /// Emits the events held back, and stops holding events back.
     pub fn settle(&self) {
         let mut books = self.books();
         books.slow = false;

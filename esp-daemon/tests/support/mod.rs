@@ -174,7 +174,7 @@ impl Rig {
         program
     }
 
-    /// Connects a program of a certain user and sends Hello.
+    /// Connects a program of the given user and sends Hello.
     pub fn program_of(&self, uid: u32) -> Program {
         self.uid.store(uid, Ordering::SeqCst);
         self.program()

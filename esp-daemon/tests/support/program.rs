@@ -2,19 +2,34 @@
 
 use std::io::{self, Read, Write};
 use std::mem::MaybeUninit;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::Duration;
 
 use esp_client::control::codec::{Decoder, encode, receive};
 use esp_client::control::{Envelope, ErrorKind, Reply, Request, Rings, VERSION};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sockopt};
 
 use super::PATIENCE;
 
 /// Rings small enough for thousands of them.
 pub const RINGS: Rings = Rings { tx: 4096, rx: 4096 };
+
+/// Returns a socket whose close blocks until the second one, its peer, is closed.
+pub fn blocking_descriptor() -> (OwnedFd, TcpStream) {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (peer, _) = listener.accept().unwrap();
+    socket.set_nonblocking(true).unwrap();
+    while socket.write(&[0; 65536]).is_ok() {}
+    socket.set_nonblocking(false).unwrap();
+    let linger = Some(Duration::from_secs(3600));
+    sockopt::set_socket_linger(&socket, linger).unwrap();
+    (socket.into(), peer)
+}
 
 pub struct Program {
     pub stream: UnixStream,
@@ -81,6 +96,11 @@ impl Program {
         let files: Vec<OwnedFd> = (0..count)
             .map(|_| std::fs::File::open("/dev/null").unwrap().into())
             .collect();
+        self.pass(bytes, &files).unwrap();
+    }
+
+    /// Sends bytes with these descriptors.
+    pub fn pass(&mut self, bytes: &[u8], files: &[OwnedFd]) -> io::Result<()> {
         let borrowed: Vec<_> = files.iter().map(AsFd::as_fd).collect();
         let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -90,11 +110,11 @@ impl Program {
             &[io::IoSlice::new(bytes)],
             &mut control,
             SendFlags::NOSIGNAL,
-        )
-        .unwrap();
+        )?;
+        Ok(())
     }
 
-    /// Returns the next reply with its id and descriptors; `None` when the daemon has disconnected.
+    /// Returns the next reply with its id and descriptors; `None` if the daemon has disconnected.
     #[track_caller]
     pub fn next(&mut self) -> Option<(u64, Reply, Vec<OwnedFd>)> {
         loop {
@@ -108,7 +128,7 @@ impl Program {
             };
             assert!(
                 poll(&mut fds, Some(&patience)).unwrap() > 0,
-                "the daemon says nothing"
+                "no reply from the daemon"
             );
             match receive(&self.stream, &mut self.decoder) {
                 Ok(0) => return None,
@@ -119,7 +139,7 @@ impl Program {
         }
     }
 
-    /// Returns the reply to a certain request, which has to be the next.
+    /// Returns the reply to a given request, which must be the next reply.
     #[track_caller]
     pub fn reply_to(&mut self, id: u64) -> (Reply, Vec<OwnedFd>) {
         let (of, reply, descriptors) = self.next().expect("a reply");
@@ -149,7 +169,7 @@ impl Program {
         self.reply_to(id).0
     }
 
-    /// Sends a request that has to be refused.
+    /// Sends a request that must be refused.
     #[track_caller]
     pub fn refused(&mut self, request: Request) -> (ErrorKind, String) {
         match self.ask(request) {

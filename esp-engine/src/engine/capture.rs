@@ -10,7 +10,7 @@ use netif::PcapWriter;
 use crate::command::EngineEvent;
 use crate::config::EngineError;
 
-/// Trace of the frames of all links, for diagnosis. Clones share it. It ends with the first error,
+/// Trace of the frames of all links, for diagnosis. Clones share it. It ends at the first error,
 /// because the last record may then be incomplete.
 #[derive(Clone)]
 pub(super) struct Capture(Arc<Mutex<State>>);
@@ -48,7 +48,7 @@ impl Capture {
         }
     }
 
-    /// Returns the event of the trace's end, once.
+    /// Returns the event that reports the end of the trace, once.
     pub(super) fn ended(&self) -> Option<EngineEvent> {
         let mut state = self.state();
         let error = state.error.take()?;

@@ -57,20 +57,20 @@ pub(super) type Sockets = (Source, Source);
 
 /// Number of polls per receive call on a UDP socket that was empty at the last one.
 const POLLS_PER_RECEIVE: u8 = 4;
-/// Time after which each poll calls receive on a UDP socket.
+/// Maximum time after an empty receive call for which polls skip the UDP socket.
 const RECENT: Duration = Duration::from_micros(5);
 
-/// Recent polls of a UDP socket. Receiving from it is a system call, and a program that calls
-/// `MPI_Test` between pieces of work would pay for it each time.
+/// Skips receive calls on a UDP socket that was empty at the last one. Receiving is a system call,
+/// and a program that calls `MPI_Test` between pieces of work would pay for it each time.
 #[derive(Default)]
-pub(super) struct Looks {
+pub(super) struct ReceiveBackoff {
     /// Time of the last receive call, if it found nothing.
     empty: Option<Instant>,
     /// Number of polls since then.
     polls: u8,
 }
 
-impl Looks {
+impl ReceiveBackoff {
     /// Counts a poll; returns true if it need not receive from the socket.
     fn skips(&mut self, now: Instant) -> bool {
         self.polls += 1;
@@ -85,7 +85,7 @@ impl Looks {
 
 /// Sockets of a link.
 pub(super) enum Carrier {
-    /// Raw Ethernet. The sockets have an EtherType each.
+    /// Raw Ethernet: one socket for each EtherType.
     Ethernet {
         esp: Source,
         edp: Source,
@@ -95,7 +95,7 @@ pub(super) enum Carrier {
     Udp {
         socket: UdpSocket,
         rx: UdpRecvBatch,
-        recent: Looks,
+        backoff: ReceiveBackoff,
         /// Networks whose packets are accepted; none: all.
         sources: Vec<IpNetwork>,
     },
@@ -117,7 +117,7 @@ impl Carrier {
             socket,
             sources,
             rx: UdpRecvBatch::new(),
-            recent: Looks::default(),
+            backoff: ReceiveBackoff::default(),
         }
     }
 
@@ -125,14 +125,14 @@ impl Carrier {
     pub(super) fn skips_receive(&mut self, now: Instant) -> bool {
         match self {
             Carrier::Ethernet { .. } => false,
-            Carrier::Udp { recent, .. } => recent.skips(now),
+            Carrier::Udp { backoff, .. } => backoff.skips(now),
         }
     }
 
     /// Records whether a poll found packets.
     pub(super) fn record(&mut self, now: Instant, found: bool) {
-        if let Carrier::Udp { recent, .. } = self {
-            recent.record(now, found);
+        if let Carrier::Udp { backoff, .. } = self {
+            backoff.record(now, found);
         }
     }
 
@@ -174,8 +174,8 @@ impl Carrier {
         }
     }
 
-    /// Returns the state of the link's interface, `None` if it does not exist any more. Packet
-    /// sockets know their interface; `index` is that of a UDP socket.
+    /// Returns the state of the link's interface; `None` if it no longer exists. Packet sockets
+    /// know their interface; `index` is that of a UDP socket.
     pub(super) fn link_state(&self, index: u32) -> io::Result<Option<LinkState>> {
         match self {
             Carrier::Ethernet { esp, .. } => esp.socket.link_state(),
@@ -230,19 +230,19 @@ mod tests {
 
     #[test]
     fn an_empty_socket_is_read_by_one_of_four_polls() {
-        let mut recent = Looks::default();
+        let mut backoff = ReceiveBackoff::default();
         let at = Instant::from_nanos;
-        assert!(!recent.skips(at(0)), "the first poll");
-        recent.record(at(0), true);
-        assert!(!recent.skips(at(1)), "packets may follow packets");
-        recent.record(at(1), false);
+        assert!(!backoff.skips(at(0)), "the first poll");
+        backoff.record(at(0), true);
+        assert!(!backoff.skips(at(1)), "packets may follow packets");
+        backoff.record(at(1), false);
         assert_eq!(
-            [(); 4].map(|()| recent.skips(at(2))),
+            [(); 4].map(|()| backoff.skips(at(2))),
             [true, true, true, false]
         );
-        recent.record(at(2), false);
+        backoff.record(at(2), false);
         let nearly = RECENT - Duration::from_nanos(1);
-        assert!(recent.skips(at(2) + nearly));
-        assert!(!recent.skips(at(2) + RECENT), "polled rarely");
+        assert!(backoff.skips(at(2) + nearly));
+        assert!(!backoff.skips(at(2) + RECENT), "polled rarely");
     }
 }

@@ -23,7 +23,7 @@ pub(super) enum Object {
     Datagrams(LinkId, Port),
 }
 
-/// A user with programs. Its index is dense, and used again after the last program.
+/// A user that has programs. Its index is dense, and is reused after its last program.
 #[derive(Debug)]
 struct User {
     number: u32,
@@ -182,6 +182,10 @@ impl Clients {
             *object = Object::Free;
             client.owned.set(slot, false);
         }
+        // A program can have had one object, in the highest slot.
+        if client.owned.is_empty() {
+            client.objects = Vec::new();
+        }
         self.remove_if_empty(index);
     }
 
@@ -239,8 +243,8 @@ impl Clients {
         }
     }
 
-    /// Returns the indices of the programs in the order of this turn, which begins with another one
-    /// in each.
+    /// Returns the indices of the programs in the order of this turn. Each turn begins with another
+    /// program.
     #[inline]
     pub(super) fn order(&mut self) -> impl Iterator<Item = usize> + use<> {
         let count = self.table.len();

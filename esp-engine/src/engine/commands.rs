@@ -64,7 +64,7 @@ impl Engine {
                 let index = self.clients.add((client, user), page, doorbell, notify);
                 if let Some(fd) = self.clients.doorbell(index) {
                     // If this fails, a doorbell is served when the loop wakes for another reason,
-                    // at the latest after the longest sleep.
+                    // after MAX_SLEEP at the latest.
                     let _ = self.waiter.add_client(fd);
                 }
             }
@@ -359,7 +359,7 @@ impl Engine {
         socket.region.set_state(StreamState::Open);
         at.datagrams.insert(port, socket);
         if resume {
-            // Records that the program wrote meanwhile.
+            // Records that the program wrote before this engine took over.
             at.serve_datagrams(self.clock.now(), port, &mut self.clients);
         }
         Ok(())

@@ -104,8 +104,8 @@ impl Datagrams {
 }
 
 impl Link {
-    /// Transmits the records of a datagram socket, after its doorbell, as many as the visits of its
-    /// user allow.
+    /// Transmits records of a datagram socket whose doorbell rang, as many as the remaining visits
+    /// of its user allow.
     pub(super) fn serve_datagrams(&mut self, now: Instant, port: Port, clients: &mut Clients) {
         // `publish_datagrams` checks whether the writer waits for the room made here.
         self.touched.push(port);
@@ -207,8 +207,8 @@ impl Link {
         true
     }
 
-    /// Begins to close a datagram socket: the records in its ring are transmitted first, as far as
-    /// some visits take them.
+    /// Begins to close a datagram socket. The records in its ring are transmitted first, in at most
+    /// [`CLOSING_VISITS`] visits.
     pub(super) fn finish_datagrams(&mut self, now: Instant, port: Port, clients: &mut Clients) {
         if let Some(socket) = self.datagrams.get_mut(&port) {
             socket.closing.get_or_insert(CLOSING_VISITS);

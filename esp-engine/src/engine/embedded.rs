@@ -160,8 +160,8 @@ impl Engine {
         true
     }
 
-    /// Replaces the sockets of a leased link by spare ones, which it binds like the old ones: these
-    /// may receive no more frames once the daemon has ended. Frames waiting in the old sockets are
+    /// Replaces the sockets of a leased link with spare ones, bound like the old ones, which may
+    /// receive no more frames once the daemon has ended. Frames waiting in the old sockets are
     /// taken first; frames received through both are handled as duplicates.
     ///
     /// # Errors
@@ -179,7 +179,7 @@ impl Engine {
         self.take_sockets(link, sockets)
     }
 
-    /// Replaces the sockets of a leased link by bound ones, as [`Engine::use_spares`] does.
+    /// Replaces the sockets of a leased link with bound ones, as [`Engine::use_spares`] does.
     ///
     /// # Errors
     /// The link does not exist, or a system call failed.
@@ -227,7 +227,7 @@ impl Engine {
         self.poll_posted(None)
     }
 
-    /// Runs one poll iteration that receives over every link, also those without a connection.
+    /// Runs one poll iteration that receives over every link, including those without a connection.
     /// Returns true if there was work.
     pub fn poll_all_links(&mut self) -> bool {
         self.waiter.side = true;
@@ -272,7 +272,7 @@ impl Engine {
                 }
             }
         }
-        // What was received is answered and published, also by links that rest.
+        // Links at rest must publish and answer the received frames, too.
         self.waiter.side |= work;
         self.last_poll = now;
         self.waiter.disarm(now, &self.links);
@@ -286,7 +286,7 @@ impl Engine {
     }
 
     /// Serves doorbells and transmits, without receiving frames. Returns true if there was work.
-    /// This is no poll: acknowledgements and timers still wait for one.
+    /// This is not a poll: acknowledgements and timers still wait for one.
     pub fn poll_doorbells(&mut self) -> bool {
         let now = self.clock.now();
         let mut work = self.serve_doorbells(now);
@@ -314,7 +314,7 @@ impl Engine {
     }
 
     /// Returns true while a peer has not acknowledged the end of a stream that its program has
-    /// closed, or whose writing it has finished, as of the last poll.
+    /// closed or finished writing, as of the last poll.
     pub fn has_unacknowledged_ends(&self) -> bool {
         self.links.iter().any(Link::has_unacknowledged_ends)
     }
@@ -340,8 +340,8 @@ impl Engine {
         }
     }
 
-    /// Returns a descriptor that is readable when [`Engine::block`] would return at once for
-    /// another reason than its deadline ([`Engine::deadline`]). Only poll it, and only after
+    /// Returns a descriptor that is readable when [`Engine::block`] would return at once for a
+    /// reason other than its deadline ([`Engine::deadline`]). Only poll it, and only after
     /// [`Engine::watch`]; it may stay readable until [`Engine::collect`].
     pub fn wait_fd(&self) -> BorrowedFd<'_> {
         self.waiter.fd()
@@ -373,7 +373,7 @@ impl Engine {
         self.waiter.arm(now, &self.links);
     }
 
-    /// Returns the longest pause between polls by which a failed interface is noticed in time;
+    /// Returns the maximum pause between polls with which a failed interface is noticed in time;
     /// `None` if no connection could move to another one.
     pub fn link_poll_interval(&self) -> Option<Duration> {
         let in_use = |link: &Link| link.streams.iter().any(Option::is_some);
@@ -434,7 +434,7 @@ impl LeasedSocket {
     }
 
     /// Creates the receive ring of a spare socket before [`Engine::use_spares`], because it takes
-    /// some 15 ms.
+    /// about 15 ms.
     ///
     /// # Errors
     /// Those of the system.

@@ -19,12 +19,12 @@ use crate::config::{EngineError, LinkConfig};
 use crate::engine_set::Member;
 use crate::shm::Region;
 
-/// Rounds of transmission before a changed address is adopted, enough for the resets of a full
-/// table.
+/// Number of rounds of transmission before a changed address is adopted, enough for the resets of a
+/// full table.
 const LAST_FRAMES: usize = 64;
-/// Payloads and regions that are kept for frames of a batch before it has to become empty.
+/// Maximum number of payloads and regions kept for the frames of a batch before it must be emptied.
 const KEPT_PAYLOADS: usize = 2 * UDP_TX_BATCH;
-/// Frames of a batch that streams leave to datagrams which wait for room.
+/// Number of frames of a batch that streams leave to datagrams waiting for room.
 pub(super) const DATAGRAM_PLACES: usize = TX_BATCH / 4;
 
 /// One interface of the engine.
@@ -51,7 +51,7 @@ pub(super) struct Link {
     pub(super) tx_stuck: Option<Instant>,
     /// Payloads of frames in `tx` that are not in a ring.
     pub(super) owned: Vec<Vec<u8>>,
-    /// Used buffers, for later payloads and frames to the own address.
+    /// Used buffers, for later payloads and frames to the link's own address.
     pub(super) spare_buffers: Vec<Vec<u8>>,
     /// Regions of closed streams that frames in `tx` may still refer to.
     pub(super) retired_regions: Vec<Arc<Region>>,
@@ -59,7 +59,7 @@ pub(super) struct Link {
     pub(super) secure: Option<Secure>,
     /// Place in a set of engines, if there are several, and number of this link.
     pub(super) member: Option<(Member, LinkId)>,
-    /// Frames sent to the own address, at most [`LOOP_QUEUE`].
+    /// Frames sent to the link's own address, at most [`LOOP_QUEUE`].
     pub(super) looped: VecDeque<Vec<u8>>,
     pub(super) pcap: Option<Capture>,
     /// Ports whose frames are received: all, but over leased sockets only those of the lease.
@@ -85,7 +85,7 @@ impl Link {
         let (interface, carrier, addr) = match link {
             LinkConfig::Ethernet(interface) => {
                 let sockets = sockets(&interface, &config, socket, member.as_ref())?;
-                // Until it is up, the link is one whose interface was removed.
+                // Until it is up, the link is treated as one whose interface was removed.
                 attached = sockets.is_some();
                 let sockets = match sockets {
                     Some(sockets) => sockets,
@@ -162,7 +162,7 @@ impl Link {
         })
     }
 
-    /// Returns the present condition.
+    /// Returns the current condition.
     pub(super) fn condition(&self) -> LinkCondition {
         LinkCondition {
             up: self.up,
@@ -174,7 +174,7 @@ impl Link {
     }
 
     /// Returns true if the link has nothing to transmit: it is in standby, and no program has
-    /// written a datagram. (Frames that it receives are answered in the iteration that does.)
+    /// written a datagram. (A received frame is answered in the iteration that receives it.)
     #[inline]
     pub(super) fn rests(&self) -> bool {
         self.standby
@@ -185,15 +185,15 @@ impl Link {
             && !self.secure.as_ref().is_some_and(Secure::wants_transmit)
     }
 
-    /// Returns true if no frame can be queued before a batch is sent, or frames to the own address
-    /// are received.
+    /// Returns true if no frame can be queued until a batch is sent, or until frames to the link's
+    /// own address are received.
     #[inline]
     pub(super) fn is_full(&self) -> bool {
         self.is_batch_full() || self.looped.len() >= LOOP_QUEUE
     }
 
-    /// Returns true if no frame can be queued before a batch is sent. Payloads are freed when the
-    /// batch is empty, which it would never be if the device took a part of it each time, and
+    /// Returns true if no frame can be queued until a batch is sent. Payloads are freed when the
+    /// batch is empty, which it would never be if the device took only a part each time while
     /// frames were added.
     #[inline]
     pub(super) fn is_batch_full(&self) -> bool {
@@ -208,8 +208,9 @@ impl Link {
         !self.unfinished.is_empty() && self.tx.capacity() - self.tx.len() <= DATAGRAM_PLACES
     }
 
-    /// Queues a frame to the own address, given as parts from the destination address on, for this
-    /// engine or the one that owns its port. The caller has checked [`Link::is_full`].
+    /// Queues a frame to the link's own address for this engine or the one that owns its port. The
+    /// parts of the frame start at the destination address. The caller has checked
+    /// [`Link::is_full`].
     pub(super) fn loop_back(&mut self, parts: [&[u8]; 3]) {
         let mut frame = self.spare_buffers.pop().unwrap_or_default();
         frame.clear();
@@ -258,7 +259,7 @@ impl Link {
         match state {
             None => {
                 self.gone = true;
-                // An index is never used again for an interface that returns.
+                // An interface that returns never has its previous index.
                 self.endpoint.abandon(now, true);
             }
             Some(state) => {
@@ -301,8 +302,8 @@ impl Link {
         }
     }
 
-    /// Attaches the link to the interface that was made again under the name of the removed one,
-    /// by new sockets. Returns false if there is no such interface yet.
+    /// Attaches the link, with new sockets, to the interface that was created again under the name
+    /// of the removed one. Returns false if there is no such interface yet.
     ///
     /// # Errors
     /// The sockets cannot be opened.
@@ -335,7 +336,7 @@ impl Link {
     }
 }
 
-/// Opens the sockets of an interface. `None`: it is down, and its engines have to share it.
+/// Opens the sockets of an interface. `None`: several engines share the interface, and it is down.
 fn sockets(
     interface: &Interface,
     config: &EndpointConfig,

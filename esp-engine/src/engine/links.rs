@@ -34,7 +34,7 @@ impl Links {
         self.0.get_mut(usize::from(id.0))?.as_mut()
     }
 
-    /// Returns the numbers from 0 on, those of holes included.
+    /// Returns all numbers, including those of holes.
     #[inline]
     pub(super) fn numbers(&self) -> impl Iterator<Item = LinkId> + use<> {
         // `add` returns no greater numbers.

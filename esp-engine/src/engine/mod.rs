@@ -49,19 +49,19 @@ use wait::Waiter;
 /// Time for which the send rings of a program that died are still transmitted. Then its peers are
 /// reset.
 pub const LINGER: Duration = Duration::from_millis(500);
-/// Time after which a stream is reset whose program closed it and whose peer never finishes.
+/// Time after which a stream that its program has closed is reset if the peer never finishes.
 const ORPHAN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Maximum number of frames taken from a link in one iteration: enough to spread the cost of the
 /// system call, few enough that the first frame's program does not wait long (64 × 1.4 µs).
 const RX_BATCH: usize = 64;
-/// Maximum number of frames to the own address that are received in one iteration. More wait where
-/// they come from, in a stream's ring or that of a datagram socket.
+/// Maximum number of frames to a link's own address that are received in one iteration. More wait
+/// at their source, in the ring of a stream or datagram socket.
 const LOOP_QUEUE: usize = RX_BATCH;
 /// Maximum number of frames in one `sendmmsg`. Measured: the gain ends between 16 and 32.
 const TX_BATCH: usize = 32;
-/// [`TX_BATCH`] of the UDP carrier: as many full packets at an MTU of 1500 as one segmented buffer
-/// holds, 64 KiB.
+/// [`TX_BATCH`] of the UDP carrier: the number of full packets at an MTU of 1500 that one segmented
+/// buffer (64 KiB) holds.
 const UDP_TX_BATCH: usize = 44;
 /// Maximum number of batches transmitted per link before frames are received again.
 const TX_BATCHES: usize = 4;
@@ -88,8 +88,8 @@ const SEND_RETRY: Duration = Duration::from_micros(100);
 /// "full" for each frame that is too long.
 const SEND_PATIENCE: Duration = Duration::from_millis(5);
 
-/// Time for which the last frames before the end are offered to a device that refuses them: that of
-/// a whole batch of frames that it never takes.
+/// Time for which the last frames before the end are offered to a device that refuses them: enough
+/// to give up each frame of a batch.
 const LAST_FRAMES_TIME: Duration = Duration::from_millis(50);
 
 type EventSink = Box<dyn FnMut(EngineEvent) + Send>;
@@ -319,8 +319,7 @@ impl Engine {
         work
     }
 
-    /// Receives frames to the own node that other engines have sent. Returns true if there were
-    /// any.
+    /// Receives frames to this node that other engines have sent. Returns true if there were any.
     fn take_looped(&mut self, now: Instant) -> bool {
         let Some(member) = &self.member else {
             return false;
@@ -334,7 +333,7 @@ impl Engine {
             if member.owns(frame.get(ADDRESSES..).unwrap_or_default()) {
                 link.receive_looped(now, frame);
             } else {
-                // The port was assigned to another engine meanwhile.
+                // The port has been assigned to another engine since.
                 link.stats.rx_other_engine += 1;
             }
         }
@@ -408,7 +407,7 @@ impl Engine {
             let before = link.endpoint.addr();
             let mut changed = link.poll_state(now);
             if link.gone {
-                // What its sockets have left makes them readable, and is not read.
+                // Frames that remain in its sockets make them readable, and are not read.
                 self.waiter.remove_link(link);
             }
             if link.gone && self.monitor.is_some() {
@@ -492,8 +491,8 @@ impl Engine {
         self.clients.daemon_gone();
     }
 
-    /// Transmits what is ready, and ends without a word to peers and programs: the next engine
-    /// resumes the connections.
+    /// Transmits the frames that are ready and ends, without resetting connections: the next engine
+    /// resumes them.
     fn leave(&mut self) {
         let now = self.clock.now();
         self.poll_at(now, None);
@@ -501,7 +500,7 @@ impl Engine {
     }
 }
 
-/// Attaches a link whose interface was removed and made again. Returns true if it was.
+/// Attaches a link whose interface was removed and created again. Returns true if it was.
 fn attach_again(
     (id, link): (LinkId, &mut Link),
     now: Instant,

@@ -12,7 +12,7 @@ use super::link::Link;
 use crate::config::EngineError;
 use crate::crypto::Aead;
 
-/// Layer of a link.
+/// Protection layer of a link.
 pub(super) type Secure = Layer<Aead>;
 
 /// Bytes that protection adds to a packet.
@@ -53,7 +53,7 @@ impl Link {
         }
     }
 
-    /// Queues a packet of the layer itself. Returns false if it has none. The batch has room.
+    /// Queues a packet of the layer itself. Returns false if it has none, or the batch is full.
     pub(super) fn fill_setup(&mut self) -> bool {
         if self.tx.is_full() {
             return false;

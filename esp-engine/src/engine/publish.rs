@@ -12,7 +12,8 @@ use super::{Engine, EventSink};
 use crate::command::{Arrival, ConnHandle, EngineEvent, LinkId};
 use crate::shm::{Region, StreamState, Wake};
 
-/// Longest delay of a reader's wake-up while its link receives, if frames of others alone.
+/// Maximum delay of a reader's wake-up while its link keeps receiving frames, even if all are for
+/// other connections.
 const WAKE_DELAY: Duration = Duration::from_micros(200);
 
 /// Wakes the threads that wait for a stream or datagram socket.
@@ -32,8 +33,9 @@ pub(super) fn wake(
 }
 
 impl Engine {
-    /// Wakes the readers that wait for the end of a burst: of each link that received no frame in
-    /// this iteration, whose first one has waited for [`WAKE_DELAY`], or of `all`.
+    /// Wakes the readers that wait for the end of a burst: those of each link that received no
+    /// frame in this iteration or whose oldest delayed wake-up is [`WAKE_DELAY`] old, or of all
+    /// links if `all`.
     pub(super) fn wake_readers(&mut self, now: Instant, all: bool) {
         let Engine {
             links,

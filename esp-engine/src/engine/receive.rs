@@ -141,11 +141,11 @@ impl Link {
         any
     }
 
-    /// Passes the frames that were sent to the own address to the endpoint. Returns true if there
-    /// were any.
+    /// Passes the frames that were sent to the link's own address to the endpoint. Returns true if
+    /// there were any.
     pub(super) fn receive_loopback(&mut self, now: Instant) -> bool {
         let mut any = false;
-        // None is added meanwhile.
+        // Handling a frame queues none.
         while let Some(frame) = self.looped.pop_front() {
             any = true;
             self.receive_looped(now, frame);
@@ -153,7 +153,7 @@ impl Link {
         any
     }
 
-    /// Passes a frame that was sent to the own address, by this engine or another one, to the
+    /// Passes a frame that this engine or another one sent to the link's own address to the
     /// endpoint.
     pub(super) fn receive_looped(&mut self, now: Instant, frame: Vec<u8>) {
         let own = self.endpoint.addr();
@@ -211,8 +211,8 @@ impl Parts<'_, '_> {
                 true
             }
             Err(_) => {
-                // The socket reports once that its link went down, and the link event follows; or
-                // an ICMP error.
+                // The socket reports an ICMP error or, once, that its link went down; the link
+                // event follows.
                 intake.sink.stats.rx_errors += 1;
                 self.take_closed_ports();
                 false

@@ -56,7 +56,7 @@ impl Engine {
         joined.finished = view.finished;
         joined.keep_image(&at.endpoint);
         joined.region.set_state(StreamState::Open);
-        // Waiters look again at what the earlier engine may have published without waking them.
+        // Waiters check again, because the earlier engine may have published without waking them.
         let (clients, stats) = (&self.clients, &mut self.stats);
         super::publish::wake(joined.waiters(), Wake::All, clients, stats);
         at.endpoint.set_owner(conn, clients.user(client));

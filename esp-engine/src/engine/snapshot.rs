@@ -1,5 +1,5 @@
-//! Snapshots of the engine's state for `espstat` and metrics. They are made in steps, because the
-//! connections of all users may be some ten thousand.
+//! Snapshots of the engine's state for `espstat` and metrics. They are made in steps, because there
+//! may be ten thousand connections.
 
 use std::collections::VecDeque;
 
@@ -11,15 +11,15 @@ use crate::command::{
     ClientId, LinkCondition, LinkSnapshot, OwnedConnection, Reply, Slot, Snapshot,
 };
 
-/// Maximum number of slots of connections that one iteration looks at: no more work than two
-/// receive batches.
+/// Maximum number of connection slots that one iteration examines: no more work than two receive
+/// batches.
 const SLOTS_PER_POLL: u32 = 128;
 
 /// Snapshots that were requested, and the progress of the first one.
 #[derive(Default)]
 pub(super) struct Snapshots {
     requests: VecDeque<Reply<Snapshot>>,
-    /// The links done.
+    /// Links that are complete.
     links: Vec<LinkSnapshot>,
     /// Next link.
     link: usize,
@@ -45,7 +45,7 @@ impl Engine {
             let Snapshots {
                 slot, connections, ..
             } = &mut self.snapshots;
-            // A link may be removed meanwhile.
+            // A link may have been removed since the last step.
             let end = match self.links.get(id) {
                 Some(link) => {
                     let end = link.endpoint.slots().min(*slot + left);
@@ -96,7 +96,7 @@ impl Engine {
         let dropped = link.carrier.dropped();
         counters.push((
             "socket_rx_dropped",
-            "frames the kernel dropped, the socket being full",
+            "frames dropped by the kernel because the socket's receive buffer was full",
             dropped,
         ));
         counters.push((

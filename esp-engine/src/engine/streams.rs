@@ -263,8 +263,8 @@ impl Link {
         Some(joined.linger(now + LINGER, info.bytes_acked))
     }
 
-    /// Returns true while a peer has not acknowledged the end of a stream whose program has closed
-    /// it, or has finished writing. The data comes before the end.
+    /// Returns true while a peer has not acknowledged the end of a stream that its program has
+    /// closed or finished writing. The data comes before the end.
     pub(super) fn has_unacknowledged_ends(&self) -> bool {
         self.streams.iter().flatten().any(|stream| match stream {
             Stream::Joined(joined) if joined.finished => {
@@ -288,7 +288,8 @@ impl Link {
     }
 
     /// Resets a stream whose program closed it or died, at its deadline. Returns the next deadline
-    /// of a closed one whose peer has taken bytes since the last, and has not taken all.
+    /// if the program closed it and the peer has acknowledged more bytes since the last deadline,
+    /// but not all.
     pub(super) fn reset_lingering(&mut self, now: Instant, conn: ConnId) -> Option<Deadline> {
         let joined = joined_mut(&mut self.streams, conn)?;
         // The slot may hold another stream by now.

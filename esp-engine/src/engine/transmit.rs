@@ -9,8 +9,8 @@ use super::link::Link;
 use super::streams::joined_mut;
 use super::{RX_BATCH, SEND_PATIENCE, TX_BATCHES};
 
-/// Maximum length of a payload that is copied behind the header: cheaper for the kernel than a
-/// second part.
+/// Maximum length of a payload that is copied to the end of the header: cheaper for the kernel than
+/// a second part.
 const INLINE: usize = 128;
 /// Content of probes (W-51: without meaning).
 static FILLER: [u8; 65536] = [0; 65536];
@@ -25,7 +25,7 @@ impl Link {
             if self.tx.is_empty() {
                 break;
             }
-            // An empty batch: each of its frames was too long, and those behind them are not.
+            // An empty batch: each of its frames was too long, and later ones may not be.
             if self.flush(now) == 0 && !self.tx.is_empty() {
                 break;
             }
@@ -93,7 +93,7 @@ impl Link {
         self.enqueue_located(now, prefix, dst, (pointer, len), tail_len);
     }
 
-    /// Queues a frame with an owned payload, which is kept until the batch was sent, and then
+    /// Queues a frame with an owned payload, which is kept until the batch is sent, and then
     /// reused.
     pub(super) fn enqueue_owned(
         &mut self,
@@ -171,7 +171,7 @@ impl Link {
         } else {
             // SAFETY: the bytes stay where they are until the batch is flushed: ring bytes until
             // acknowledged and their region until the batch is empty (`retired_regions`), vectors
-            // in `owned`, the filler for ever.
+            // in `owned`, the filler forever.
             unsafe { self.tx.push(prefix, Some((pointer, len)), tail_len) };
             return true;
         }

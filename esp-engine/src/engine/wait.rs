@@ -12,11 +12,11 @@ use super::links::Links;
 use super::stats::EngineStats;
 use crate::clock::Clock;
 use crate::command::LinkId;
-use crate::config::{CONTENDED_TIME, IdleConfig, YIELD_HOGGED};
+use crate::config::{CONTENDED_TIME, CONTENDED_YIELD, IdleConfig};
 
-/// Longest sleep without a deadline, so that a lost wake-up (a bug) appears as slowness and not as
+/// Maximum sleep without a deadline, so that a lost wake-up (a bug) appears as slowness and not as
 /// a hang.
-const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+const MAX_SLEEP: Duration = Duration::from_secs(1);
 /// Time without a sleep after which the streams' sockets leave the epoll set: while they are in it,
 /// each frame costs its sender a call.
 const DISARM_AFTER: Duration = Duration::from_millis(1);
@@ -186,7 +186,7 @@ impl Waiter {
         // the scheduler takes away the rest of the time slice (milliseconds), whereas a blocked
         // thread runs soon after its wake-up.
         let after = Clock.now();
-        if after.since(now) > YIELD_HOGGED {
+        if after.since(now) > CONTENDED_YIELD {
             self.contended_until = after + CONTENDED_TIME;
         }
         true
@@ -199,9 +199,7 @@ impl Waiter {
         deadline: Option<Instant>,
         stats: &mut EngineStats,
     ) -> bool {
-        let wait = deadline
-            .map_or(LONGEST_SLEEP, |d| d.since(now))
-            .min(LONGEST_SLEEP);
+        let wait = deadline.map_or(MAX_SLEEP, |d| d.since(now)).min(MAX_SLEEP);
         let timeout = Timespec {
             tv_sec: wait.as_secs() as i64,
             tv_nsec: i64::from(wait.subsec_nanos()),

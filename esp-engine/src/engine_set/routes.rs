@@ -1,7 +1,7 @@
 //! The sockets of an interface that several engines share, and the routes of frames to them.
 //!
-//! The kernel takes some 15 ms to retire the routes before. Therefore a thread installs the routes
-//! of all ports that were assigned meanwhile at once, so that no program delays another.
+//! The kernel takes about 15 ms to retire the previous routes. Therefore a thread installs the
+//! routes of all ports assigned in the meantime together, so that no program delays another.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -20,7 +20,7 @@ use crate::config::EngineError;
 pub(super) struct Group {
     /// Name of the interface.
     pub(super) name: String,
-    /// Its index, another one after it was made again.
+    /// Its index, which changes when the interface is created again.
     pub(super) index: u32,
     /// For streams and for datagrams. The socket of engine 0 is the first member.
     fanouts: [FanoutGroup; 2],
@@ -98,7 +98,7 @@ fn copy(socket: &PacketSocket) -> Result<PacketSocket, EngineError> {
 }
 
 impl EngineSet {
-    /// Has a thread install missing routes, unless there are none or one does already.
+    /// Starts a thread that installs the missing routes, unless none are missing or one is running.
     pub(super) fn install_routes(self: &Arc<Self>, state: &mut State) {
         if state.unrouted.is_empty() || mem::replace(&mut state.installing, true) {
             return;
@@ -118,7 +118,7 @@ impl EngineSet {
         let mut state = self.state();
         if state.unrouted.is_empty() {
             state.installing = false;
-            // Those that came during the last round, for ports of that round.
+            // Programs that requested ports of the last round while it ran.
             answer(&mut state, &Ok(()));
             return false;
         }
@@ -132,7 +132,7 @@ impl EngineSet {
         let installed = installed.map_err(AssignError::Kernel);
         let mut state = self.state();
         if installed.is_ok() {
-            // A port that was assigned once more meanwhile needs another route.
+            // A port that was reassigned during the installation needs another route.
             let owner = |port: &Port| assigned.get(port).map(|(engine, _)| *engine);
             let is_routed = |port: &Port| {
                 let engine = owner(port).unwrap_or_else(|| block_of(self.engines, *port));
@@ -152,7 +152,7 @@ impl EngineSet {
     }
 }
 
-/// Answers all that wait.
+/// Answers all waiting programs.
 fn answer(state: &mut State, result: &Result<(), AssignError>) {
     for reply in state.pending.drain(..) {
         reply(result.clone());

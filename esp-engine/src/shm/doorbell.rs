@@ -119,7 +119,7 @@ impl BitmapWords {
     }
 
     /// Takes all bits. Calls `found` at most once for each slot of `of`, whatever the other side
-    /// does meanwhile.
+    /// does concurrently.
     #[inline]
     fn take(&self, of: &SlotSet, found: impl FnMut(u16)) {
         if self.any() {

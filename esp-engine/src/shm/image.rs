@@ -1,5 +1,5 @@
-//! The image of a stream's connection in its region, by which the next engine resumes the
-//! connection after this one has ended at any instruction.
+//! The image of a stream's connection in its region, from which the next engine resumes the
+//! connection, at whatever instruction this one has ended.
 //!
 //! The engine writes an image into the place that is not in use and then switches the two, so a
 //! reader finds the old or the new one. The region belongs to the program, so an image that is read
@@ -8,7 +8,7 @@
 //! The words of an image. Its version is that of the control protocol, which every program and
 //! engine of a region have in common.
 //!
-//! | word | bits from the lowest on |
+//! | word | bits, lowest first |
 //! |---|---|
 //! | 0 | local port, peer's port, payload in bytes, maximum acknowledgement delay in µs: 16 each |
 //! | 1 | epoch: 32; ECN in force: 1 |
@@ -39,7 +39,7 @@ const PEER: usize = 4;
 const OWN: usize = PEER + ADDR_WORDS;
 const RAILS: usize = OWN + ADDR_WORDS;
 
-/// An image as it lies in memory.
+/// An image as stored in memory.
 type Words = [u64; IMAGE_WORDS];
 
 impl ImageWords {

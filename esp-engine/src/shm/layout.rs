@@ -47,7 +47,7 @@ use shmem::{FutexWord, Line};
 #[cfg(not(all(test, not(loom))))]
 pub(crate) type Word = AtomicU64;
 #[cfg(all(test, not(loom)))]
-pub(crate) type Word = super::mortal::AtomicU64;
+pub(crate) type Word = super::crash::AtomicU64;
 
 #[cfg(not(loom))]
 use super::{RegionError, RingSizes};

@@ -41,10 +41,10 @@ mod rx;
 mod status;
 mod tx;
 
+#[cfg(all(test, not(loom)))]
+pub(crate) mod crash;
 #[cfg(all(test, loom))]
 mod model;
-#[cfg(all(test, not(loom)))]
-pub(crate) mod mortal;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
@@ -69,8 +69,8 @@ pub struct RingSizes {
     pub rx: u32,
 }
 
-/// Returns true if `n` bytes (at least one) from `place` on reach another page than that of the
-/// byte before them.
+/// Returns true if `n` bytes (at least one) starting at `place` extend beyond the page of the byte
+/// before them.
 #[inline]
 fn crosses_page(place: u64, n: usize) -> bool {
     // One byte in models, so that every byte crosses one.

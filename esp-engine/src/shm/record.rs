@@ -8,7 +8,7 @@
 //!      5     1  kind of the peer's address: 0 Ethernet, 4 IPv4, 6 IPv6
 //!      6     2  sequence
 //!      8     8  time of receipt in nanoseconds; in a record to send: free for the program
-//!     16    16  peer's address, zeros behind a shorter one
+//!     16    16  peer's address, followed by zeros if shorter
 //!     32     4  scope of an IPv6 address
 //!     36     2  peer's UDP port; 0 for Ethernet
 //!     38     2  peer's port
@@ -52,7 +52,7 @@ pub struct DgramHeader {
     pub addr: NodeAddr,
     /// Port at that address.
     pub port: u16,
-    /// Running number of the sender.
+    /// Sequence number that the sender counts.
     pub sequence: u16,
     /// Time of receipt in nanoseconds of the engine's clock; without meaning in a datagram to send.
     pub timestamp_ns: u64,
@@ -127,7 +127,7 @@ impl DgramHeader {
     }
 }
 
-/// Returns the `N` bytes of a header from byte `at` on.
+/// Returns the `N` bytes of a header that start at byte `at`.
 fn field<const N: usize>(bytes: &[u8; HEADER_LEN], at: usize) -> [u8; N] {
     core::array::from_fn(|index| bytes[at + index])
 }
@@ -151,8 +151,9 @@ impl TxProducer {
 
 impl TxConsumer {
     /// Takes the next datagram that the program wrote and frees its place. `accept` judges its
-    /// header and length; only if it returns a value, which is passed on, the bytes are copied into
-    /// `bytes`, which is resized. After the last one, check [`TxConsumer::room_notice_due`].
+    /// header and length. If it returns a value, the bytes are copied into `bytes`, which is
+    /// resized, and the value is returned. After the last one, check
+    /// [`TxConsumer::room_notice_due`].
     ///
     /// # Errors
     /// The program corrupted the ring. Each further call returns this error again.
@@ -167,7 +168,7 @@ impl TxConsumer {
             return Ok(None);
         }
         let wrong = |value, what| Corruption { value, what };
-        // The copy is checked, because the program may change the ring meanwhile.
+        // The copy is checked, because the program may change the ring concurrently.
         let mut head = [0; HEADER_LEN];
         if there < HEADER_LEN as u64 || !self.copy_out(at, &mut head) {
             return Err(wrong(there, "record cut off in its header"));

@@ -99,7 +99,7 @@ impl Region {
     }
 
     /// Maps the memory that a program brings from an earlier engine, on the engine's side. Nothing
-    /// in it is trusted: it must be memory of this process's kind that no one can shorten.
+    /// in it is trusted: the file must be on tmpfs and sealed against resizing.
     ///
     /// # Errors
     /// As for [`Region::open`], if this process has the engine's ends already.

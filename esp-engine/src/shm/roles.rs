@@ -69,10 +69,19 @@ impl Roles {
     /// # Panics
     /// If the role is taken: a fault of the caller.
     #[cfg(not(loom))]
+    #[allow(clippy::panic)] // not reachable by a program
     pub(crate) fn acquire(self, role: Role) -> HeldRole {
+        self.try_acquire(role)
+            .unwrap_or_else(|| panic!("a region has one {role:?}"))
+    }
+
+    /// Acquires a role of a region that a program brings; `None` if the role is taken. Another
+    /// engine of this process may acquire it at this moment.
+    #[cfg(not(loom))]
+    pub(crate) fn try_acquire(self, role: Role) -> Option<HeldRole> {
         let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
-        assert!(held.insert((self, role)), "a region has one {role:?}");
-        HeldRole { key: (self, role) }
+        let key = (self, role);
+        held.insert(key).then(|| HeldRole { key })
     }
 
     #[cfg(loom)]
@@ -80,10 +89,10 @@ impl Roles {
         HeldRole {}
     }
 
-    /// Returns false: a model drops the ends of one engine before it creates those of the next.
+    /// Acquires a role: a model drops the ends of one engine before it creates those of the next.
     #[cfg(loom)]
-    pub(crate) fn has_engine(self) -> bool {
-        false
+    pub(crate) fn try_acquire(self, _: Role) -> Option<HeldRole> {
+        Some(HeldRole {})
     }
 }
 

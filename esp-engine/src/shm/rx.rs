@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::layout::FIN;
 use super::region::Region;
 use super::roles::{HeldRole, Role};
-use super::{Corruption, crosses_page};
+use super::{Corruption, IN_USE, crosses_page};
 use shmem::sync::Ordering;
 
 /// The engine's end: puts received bytes into the ring. One per region, created while the region is
@@ -31,9 +31,14 @@ impl RxProducer {
     /// # Panics
     /// If this process has one already.
     pub fn new(region: Arc<Region>) -> Self {
-        let _role = region.roles().acquire(Role::RxProducer);
+        let role = region.roles().acquire(Role::RxProducer);
+        RxProducer::with(role, region)
+    }
+
+    /// Returns the producer of a new region.
+    fn with(role: HeldRole, region: Arc<Region>) -> Self {
         RxProducer {
-            _role,
+            _role: role,
             region,
             end: 0,
             published: 0,
@@ -47,9 +52,10 @@ impl RxProducer {
     /// published bytes, and after the FIN mark if there is one.
     ///
     /// # Errors
-    /// The indices are impossible.
+    /// The indices are impossible, or this process has a producer of the region.
     #[cfg(not(loom))]
     pub fn resume(region: Arc<Region>) -> Result<Self, Corruption> {
+        let role = region.roles().try_acquire(Role::RxProducer).ok_or(IN_USE)?;
         let words = region.words();
         let head = words.rx_head.0.count.load(Ordering::Acquire);
         let shift = words.rx_head.0.shift.load(Ordering::Relaxed);
@@ -61,13 +67,13 @@ impl RxProducer {
                 what: "RX tail is ahead of the head, or further behind than the ring is long",
             });
         }
-        let mut producer = RxProducer::new(region);
+        let mut producer = RxProducer::with(role, region);
         (producer.end, producer.published, producer.consumed) = (end, end, tail);
         (producer.shift, producer.finished) = (shift, head & FIN != 0);
         Ok(producer)
     }
 
-    /// Returns the bytes that the program has consumed, as of the last good
+    /// Returns the number of bytes that the program has consumed, as of the last successful
     /// [`RxProducer::poll_consumed`].
     pub fn consumed(&self) -> u64 {
         self.consumed
@@ -78,13 +84,14 @@ impl RxProducer {
         self.finished
     }
 
-    /// Returns the bytes that the ring holds.
+    /// Returns the capacity of the ring, in bytes.
     #[inline]
     pub fn capacity(&self) -> usize {
         self.region.rx().capacity()
     }
 
-    /// Returns the bytes that fit, as of the last good [`RxProducer::poll_consumed`].
+    /// Returns the free space of the ring, in bytes, as of the last successful
+    /// [`RxProducer::poll_consumed`].
     #[inline]
     pub fn room(&self) -> usize {
         // end - consumed <= capacity holds always.
@@ -150,7 +157,7 @@ impl RxProducer {
         Ok(())
     }
 
-    /// Returns the bytes put that the program has not consumed, as of the last good
+    /// Returns the number of bytes put that the program has not consumed, as of the last successful
     /// [`RxProducer::poll_consumed`].
     #[inline]
     pub fn unread(&self) -> u64 {
@@ -211,7 +218,7 @@ impl RxProducer {
         self.store_head();
     }
 
-    /// Returns the bytes put since the start.
+    /// Returns the number of bytes put since the start.
     #[inline]
     pub fn put_total(&self) -> u64 {
         self.end
@@ -257,13 +264,14 @@ impl RxConsumer {
         }
     }
 
-    /// Returns the bytes that the ring holds.
+    /// Returns the capacity of the ring, in bytes.
     #[inline]
     pub fn capacity(&self) -> usize {
         self.region.rx().capacity()
     }
 
-    /// Returns the bytes delivered since the start, clamped, and whether no more will come.
+    /// Returns the number of bytes delivered since the start, clamped, and whether no more will
+    /// come.
     #[inline]
     fn delivered(&self) -> (u64, bool) {
         // SYNC POINT rx-head
@@ -282,7 +290,7 @@ impl RxConsumer {
         usize::try_from(head - self.tail).unwrap_or(0)
     }
 
-    /// Returns the bytes that can be read now.
+    /// Returns the number of bytes that can be read now.
     #[inline]
     pub fn available(&self) -> usize {
         self.between(self.delivered().0)
@@ -303,7 +311,7 @@ impl RxConsumer {
         take
     }
 
-    /// Copies readable bytes, from `ahead` bytes after the consumed ones on.
+    /// Copies readable bytes, starting `ahead` bytes after the consumed ones.
     #[inline]
     pub(super) fn fetch(&self, ahead: usize, bytes: &mut [u8]) {
         debug_assert!(ahead + bytes.len() <= self.capacity());
@@ -354,7 +362,7 @@ impl RxConsumer {
         word.store(self.tail, Ordering::Release);
     }
 
-    /// Returns the bytes consumed since the start.
+    /// Returns the number of bytes consumed since the start.
     #[inline]
     pub fn consumed(&self) -> u64 {
         self.tail
@@ -387,7 +395,7 @@ impl RxConsumer {
     }
 }
 
-/// Shows other threads of the program the bytes that its [`RxConsumer`] can read. Takes no lock and
+/// Shows other threads of the program how many bytes its [`RxConsumer`] can read. Takes no lock and
 /// never waits; the result may be outdated on return.
 #[derive(Clone, Debug)]
 pub struct RxView {
@@ -400,8 +408,8 @@ impl RxView {
         RxView { region }
     }
 
-    /// Returns the bytes that can be read, and whether nothing will come after them; clamped as for
-    /// the consumer.
+    /// Returns the number of bytes that can be read, and whether nothing will come after them;
+    /// clamped as for the consumer.
     #[inline]
     pub fn available(&self) -> (usize, bool) {
         let words = self.region.words();
@@ -410,7 +418,7 @@ impl RxView {
             // SYNC POINT rx-head
             let head = words.rx_head.0.count.load(Ordering::Acquire);
             // An unchanged tail belongs to the head read in between. If it changed, another thread
-            // has read meanwhile.
+            // has read in between.
             let again = words.rx_tail.0.load(Ordering::Acquire);
             if again == tail {
                 let there = usize::try_from((head & !FIN).wrapping_sub(tail)).unwrap_or(usize::MAX);

@@ -42,18 +42,18 @@ impl TxProducer {
             region,
         };
         let shared = producer.region.words().tx_tail.0.load(Ordering::Acquire);
-        // Only known: at most a ring full is pending.
+        // All that is known: at most a full ring is pending.
         producer.tail = shared.clamp(head.saturating_sub(producer.capacity() as u64), head);
         producer
     }
 
-    /// Returns the bytes that the ring holds.
+    /// Returns the capacity of the ring, in bytes.
     #[inline]
     pub fn capacity(&self) -> usize {
         self.region.tx().capacity()
     }
 
-    /// Returns the bytes that [`TxProducer::write`] would take now.
+    /// Returns the number of bytes that [`TxProducer::write`] would take now.
     #[inline]
     pub fn free(&self) -> usize {
         self.room(self.acked())
@@ -126,13 +126,13 @@ impl TxProducer {
         word.store(self.head, Ordering::Release);
     }
 
-    /// Returns the bytes written since the start.
+    /// Returns the number of bytes written since the start.
     #[inline]
     pub fn written(&self) -> u64 {
         self.head
     }
 
-    /// Returns the bytes acknowledged since the start, never more than were written.
+    /// Returns the number of bytes acknowledged since the start, never more than were written.
     #[inline]
     pub fn acked(&self) -> u64 {
         // SYNC POINT tx-tail
@@ -144,7 +144,7 @@ impl TxProducer {
         }
     }
 
-    /// Returns the bytes written and not acknowledged.
+    /// Returns the number of bytes written and not acknowledged.
     #[inline]
     pub fn pending(&self) -> u64 {
         self.head - self.acked()
@@ -194,26 +194,29 @@ impl TxConsumer {
     /// # Panics
     /// If this process has one already.
     pub fn new(region: Arc<Region>) -> Self {
-        let _role = region.roles().acquire(Role::TxConsumer);
+        let role = region.roles().acquire(Role::TxConsumer);
+        TxConsumer::with(role, region, 0)
+    }
+
+    /// Returns the consumer of a region of which `released` bytes were freed.
+    fn with(role: HeldRole, region: Arc<Region>, released: u64) -> Self {
         TxConsumer {
-            _role,
+            _role: role,
             region,
-            written: 0,
-            released: 0,
-            noticed: 0,
+            written: released,
+            released,
+            noticed: released,
             finished: false,
         }
     }
 
-    /// Returns the consumer of a region that an earlier engine left, and what the program has
-    /// written.
+    /// Returns the consumer of a region that an earlier engine left, and the state of the program's
+    /// writing.
     ///
     /// # Errors
     /// The indices are impossible, or this process has a consumer of the region.
     pub fn resume(region: Arc<Region>) -> Result<(Self, TxView), Corruption> {
-        if region.roles().has_engine() {
-            return Err(IN_USE);
-        }
+        let role = region.roles().try_acquire(Role::TxConsumer).ok_or(IN_USE)?;
         let released = region.words().tx_tail.0.load(Ordering::Acquire);
         if released & FIN != 0 {
             return Err(Corruption {
@@ -221,8 +224,7 @@ impl TxConsumer {
                 what: "TX tail is impossible",
             });
         }
-        let mut consumer = TxConsumer::new(region);
-        (consumer.written, consumer.released, consumer.noticed) = (released, released, released);
+        let mut consumer = TxConsumer::with(role, region, released);
         let view = consumer.poll_written()?;
         Ok((consumer, view))
     }
@@ -260,9 +262,9 @@ impl TxConsumer {
         Corruption { value: word, what }
     }
 
-    /// Returns the address of `len` bytes from stream offset `offset` on, or `None` if not all of
-    /// them are written and unreleased. They are contiguous, and valid until released or until the
-    /// region is dropped.
+    /// Returns the address of `len` bytes that start at stream offset `offset`, or `None` unless
+    /// all of them are written and unreleased. They are contiguous, and valid until released or
+    /// until the region is dropped.
     ///
     /// The program can still change the bytes: read each once, and trust nothing found in them.
     #[inline]
@@ -290,7 +292,7 @@ impl TxConsumer {
     }
 
     /// Returns the index of a byte that is written and unreleased. A program that changes the shift
-    /// meanwhile damages its own bytes only.
+    /// concurrently damages only its own bytes.
     #[inline]
     fn place_of(&self, offset: u64) -> u64 {
         // SYNC POINT shift: loaded after the `tx_head` that published the byte, and not changed
@@ -341,13 +343,13 @@ impl TxConsumer {
         due
     }
 
-    /// Returns the bytes written, as of the last good [`TxConsumer::poll_written`].
+    /// Returns the number of bytes written, as of the last successful [`TxConsumer::poll_written`].
     #[inline]
     pub fn written(&self) -> u64 {
         self.written
     }
 
-    /// Returns the bytes freed.
+    /// Returns the number of bytes freed.
     #[inline]
     pub fn released(&self) -> u64 {
         self.released

@@ -19,7 +19,7 @@ pub(super) struct Dctcp {
 }
 
 impl Default for Dctcp {
-    /// The share begins with 1, so that the first mark halves the window.
+    /// The share starts at 1, so that the first mark halves the window.
     fn default() -> Self {
         Dctcp {
             alpha: ONE,

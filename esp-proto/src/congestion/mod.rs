@@ -10,12 +10,12 @@ use crate::time::Duration;
 /// Initial window. Four connections that start at once still fit the queue of a shallow switch port
 /// (64 frames), and LAN round trips are short enough to grow from here.
 const INITIAL: u32 = 16;
-/// Lower bound of the window after a single loss behind a standing queue: hosts work in batches of
+/// Lower bound of the window after a single loss with a standing queue: hosts work in batches of
 /// this size.
-const STANDING_LEAST: u32 = 32;
+const MIN_STANDING_WINDOW: u32 = 32;
 /// Lower bound of the window, so that a batch always gives the peer two frames to acknowledge
 /// together.
-const LEAST: u32 = 2;
+const MIN_WINDOW: u32 = 2;
 /// Window after a retransmission timeout: large enough for selective repair to work again.
 const AFTER_RTO: u32 = 4;
 /// Share of packets that may be lost without shrinking the window, in units of 1/`UNIT` (BBRv2's 2
@@ -28,12 +28,12 @@ const BURST: u64 = 4 * UNIT;
 const BUDGET_AFTER_DECREASE: u64 = UNIT;
 /// Factor of a decrease: 7/10, as in CUBIC (RFC 9438).
 const DECREASE: (u32, u32) = (7, 10);
-/// Slack of the slow-start exit: slow start ends when the least round trip of a round exceeds 1.5 ×
-/// the minimum plus this. It covers the delay that reception in batches adds.
+/// Slack of the slow-start exit: slow start ends when the minimum round trip of a round exceeds 1.5
+/// × that of the connection plus this. It covers the delay that reception in batches adds.
 const DELAY_SLACK: Duration = Duration::from_micros(50);
-/// Slack of standing-queue detection: a queue stands when the least round trip of a round exceeds 2
-/// × the minimum plus this. On a busy node the scheduler dominates round trips; a smaller slack
-/// would end the tolerance of random loss there.
+/// Slack of standing-queue detection: a queue stands when the minimum round trip of a round exceeds
+/// 2 × that of the connection plus this. On a busy node the scheduler dominates round trips; a
+/// smaller slack would end the tolerance of random loss there.
 const STANDING_SLACK: Duration = Duration::from_micros(500);
 /// Round-trip samples that a round needs before its minimum can end slow start.
 const DELAY_SAMPLES: u32 = 8;
@@ -45,7 +45,7 @@ pub(crate) struct AckEvent {
     pub(crate) acked: u32,
     /// Round-trip time of the newest of them that was sent only once.
     pub(crate) rtt: Option<Duration>,
-    /// Smallest round-trip time of the connection so far.
+    /// Minimum round-trip time of the connection so far.
     pub(crate) min_rtt: Option<Duration>,
     /// Packets outstanding before this frame.
     pub(crate) in_flight: u32,
@@ -82,7 +82,7 @@ impl Aimd {
     /// Creates a controller whose window never exceeds `max` packets, for a connection with ECN or
     /// without.
     pub(crate) fn new(max: u32, ecn: bool) -> Self {
-        let max = max.max(LEAST);
+        let max = max.max(MIN_WINDOW);
         Aimd {
             window: INITIAL.min(max),
             threshold: max,
@@ -104,12 +104,12 @@ impl Aimd {
 
     /// Detects a standing queue; the first detection ends slow start.
     fn watch_delay(&mut self, event: &AckEvent) {
-        let Some(least) = event.min_rtt else { return };
-        let limit = least + least / 2 + DELAY_SLACK;
+        let Some(min_rtt) = event.min_rtt else { return };
+        let limit = min_rtt + min_rtt / 2 + DELAY_SLACK;
         if event.round_start {
             self.standing = self
                 .round_min_rtt
-                .is_some_and(|rtt| rtt > least * 2 + STANDING_SLACK);
+                .is_some_and(|rtt| rtt > min_rtt * 2 + STANDING_SLACK);
             (self.round_min_rtt, self.round_samples) = (None, 0);
         }
         let Some(rtt) = event.rtt else { return };
@@ -121,8 +121,8 @@ impl Aimd {
         }
     }
 
-    fn decrease(&mut self, least: u32) {
-        self.window = (self.window * DECREASE.0 / DECREASE.1).max(least);
+    fn decrease(&mut self, min: u32) {
+        self.window = (self.window * DECREASE.0 / DECREASE.1).max(min);
         self.threshold = self.window;
         self.credit = 0;
         self.cooldown = 2;
@@ -182,7 +182,7 @@ impl Aimd {
             return false;
         };
         let before = self.window;
-        self.window = before.saturating_sub(cut).max(LEAST).min(before);
+        self.window = before.saturating_sub(cut).max(MIN_WINDOW).min(before);
         self.threshold = self.window;
         self.credit = 0;
         self.window < before
@@ -201,12 +201,12 @@ impl Aimd {
             return;
         }
         if exhausted {
-            self.decrease(LEAST);
+            self.decrease(MIN_WINDOW);
             self.budget = BUDGET_AFTER_DECREASE;
-        } else if self.standing && self.window > STANDING_LEAST {
+        } else if self.standing && self.window > MIN_STANDING_WINDOW {
             // A standing queue keeps the link busy with a smaller window and leaves room for other
             // flows.
-            self.decrease(STANDING_LEAST);
+            self.decrease(MIN_STANDING_WINDOW);
         }
     }
 
@@ -316,7 +316,7 @@ mod tests {
         }
         cc.on_loss(1);
         assert!(cc.standing && cc.slow_start());
-        assert_eq!(cc.window(), STANDING_LEAST);
+        assert_eq!(cc.window(), MIN_STANDING_WINDOW);
     }
 
     /// Acknowledges messages of `packets` that the window does not limit.
@@ -432,11 +432,11 @@ mod tests {
     }
 
     /// Runs one round of `samples` acknowledgements with this round-trip time.
-    fn round(cc: &mut Aimd, rtt: u64, least: u64, samples: u32) {
+    fn round(cc: &mut Aimd, rtt: u64, min_rtt: u64, samples: u32) {
         for n in 0..samples {
             cc.on_ack(&AckEvent {
                 rtt: Some(Duration::from_micros(rtt)),
-                min_rtt: Some(Duration::from_micros(least)),
+                min_rtt: Some(Duration::from_micros(min_rtt)),
                 in_flight: 0,
                 window_limited: false,
                 ..ack(0, n == 0)
@@ -446,7 +446,7 @@ mod tests {
 
     #[test]
     fn slow_start_ends_beyond_the_limit_of_delay_after_eight_samples() {
-        for (rtt, least, samples, ends) in [
+        for (rtt, min_rtt, samples, ends) in [
             (200, 100, 8, false),
             (201, 100, 8, true),
             (10_000, 100, 7, false),
@@ -454,8 +454,8 @@ mod tests {
             (1551, 1000, 8, true),
         ] {
             let mut cc = Aimd::new(1000, false);
-            round(&mut cc, rtt, least, samples);
-            assert_eq!(cc.slow_start(), !ends, "{rtt} {least} {samples}");
+            round(&mut cc, rtt, min_rtt, samples);
+            assert_eq!(cc.slow_start(), !ends, "{rtt} {min_rtt} {samples}");
         }
     }
 
@@ -508,10 +508,10 @@ mod tests {
         cc.on_ack(&ack(84, false));
         assert_eq!(cc.window(), 100);
         assert!(cc.on_marks(1, 100));
-        assert_eq!(cc.window(), 50, "the estimate begins with 1");
+        assert_eq!(cc.window(), 50, "the estimate starts at 1");
         assert!(!cc.on_marks(30, 50));
         cc.on_ack(&ack(99, false));
-        assert_eq!(cc.window(), 51, "slow start is over");
+        assert_eq!(cc.window(), 51, "slow start has ended");
         assert!(!cc.on_marks(1, 50));
         // Rounds without a mark: the estimate falls, and the window grows.
         for _ in 0..100 {
@@ -543,14 +543,14 @@ mod tests {
     }
 
     #[test]
-    fn marks_never_reduce_the_window_below_its_least() {
+    fn marks_never_reduce_the_window_below_its_minimum() {
         let mut cc = Aimd::new(1000, true);
         for _ in 0..100 {
             cc.on_marks(1000, 0);
-            assert!(cc.window() >= LEAST);
+            assert!(cc.window() >= MIN_WINDOW);
         }
         assert!(!cc.on_marks(1000, 0));
-        assert_eq!(cc.window(), LEAST);
+        assert_eq!(cc.window(), MIN_WINDOW);
         let mut cc = Aimd::new(2, true);
         assert!(!cc.on_marks(1, 0));
         assert_eq!(cc.window(), 2);

@@ -6,13 +6,13 @@
 //! fits. A receiver that guesses either acknowledges every few packets of a long message (a quarter
 //! of all frames were acknowledgements) or makes a small window wait for its timer.
 
-/// Number of packets after which the receiver acknowledges without a request, and so the longest
+/// Number of packets after which the receiver acknowledges without a request, and so the maximum
 /// interval between two requests.
 pub(super) const UNASKED: u32 = 64;
 /// Requests in each window.
 const SHARE: u32 = 8;
-/// Shortest interval between requests, in packets.
-const LEAST: u32 = 2;
+/// Minimum interval between requests, in packets.
+const MIN_INTERVAL: u32 = 2;
 
 /// State of the sender as a packet is about to be sent.
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +56,7 @@ impl AckRequests {
         self.since += 1;
         let buffer = u64::from(self.buffer) / payload;
         let interval = u64::from(window).min(buffer) / u64::from(SHARE);
-        let interval = interval.clamp(LEAST.into(), UNASKED.into());
+        let interval = interval.clamp(MIN_INTERVAL.into(), UNASKED.into());
         let half_used = 2 * room < window || 2 * sending.unacknowledged > u64::from(self.buffer);
         let limited = half_used || sending.unsent > u64::from(room) * payload;
         let ask = room == 0 || (limited && u64::from(self.since) >= interval);

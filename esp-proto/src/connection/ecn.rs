@@ -3,7 +3,7 @@
 use super::{Connection, Cx};
 use crate::wire::EspFrame;
 
-/// Smallest increase that marks a count as older than the last one instead of newer (W-115).
+/// Minimum increase that shows a count to be older than the last one instead of newer (W-115).
 const OLDER: u16 = 1 << 15;
 
 /// Counts of marks in both directions.
@@ -15,13 +15,13 @@ pub(super) struct Ecn {
     pub(super) in_force: bool,
     /// A packet has arrived with a mark.
     marked: bool,
-    /// `received` is greater than the count sent last.
+    /// `received` is greater than the last count sent.
     pub(super) unreported: bool,
     /// Packets that arrived with a mark.
     received: u16,
     /// The last accepted count of the peer.
     reported: u16,
-    /// Number of the transmission from which on packets may have been marked since that count.
+    /// Number of the first transmission that may have been marked since that count.
     pub(super) base: u64,
 }
 
@@ -48,8 +48,8 @@ impl Ecn {
         (self.marked, self.unreported) = (true, true);
     }
 
-    /// Returns the count for a bare acknowledgement that is sent now, from the first mark on
-    /// (W-113).
+    /// Returns the count for a bare acknowledgement that is sent now, or `None` before the first
+    /// mark (W-113).
     pub(super) fn take_field(&mut self) -> Option<u16> {
         self.unreported = false;
         self.marked.then_some(self.received)

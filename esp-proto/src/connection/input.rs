@@ -76,7 +76,8 @@ impl Connection {
                 // W-51; the length is at most the frame's.
                 cx.counters.rx_probes += 1;
                 self.acks.now = true;
-                // The answer is of use only with what the program has read since the last report.
+                // The answer is useful only if it covers the bytes that the program has read since
+                // the last report.
                 self.notes.progress |= self.attached && self.recv.credit() == 0;
                 if !frame.payload.is_empty() {
                     self.acks.probed = u16::try_from(frame.payload.len()).ok();

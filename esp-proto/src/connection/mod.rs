@@ -82,7 +82,7 @@ pub(crate) struct Cx {
     /// The endpoint's own address.
     pub(crate) own: NodeAddr,
     pub(crate) mtu: u32,
-    /// Largest payload of the interface.
+    /// Maximum payload of the interface.
     pub(crate) max_payload: u16,
     /// Addresses of the node's other interfaces.
     pub(crate) rails: Vec<MacAddr>,
@@ -188,9 +188,9 @@ pub(crate) struct Connection {
     peer_nonce: u64,
     /// Sequence number of our SYN.
     iss: Seq,
-    /// Largest payload that both sides accept (W-19).
+    /// Maximum payload that both sides accept (W-19).
     agreed: u16,
-    /// Largest payload in use (W-53).
+    /// Maximum payload in use (W-53).
     payload: u16,
     /// Payload that needs no path verification (W-53).
     safe_payload: u16,
@@ -312,7 +312,7 @@ impl Connection {
         self.acks.now = true;
     }
 
-    /// Sets the largest payload that both sides accept.
+    /// Sets the maximum payload that both sides accept.
     fn agree(&mut self, payload: u16) {
         self.agreed = payload;
         self.payload = payload.min(self.safe_payload); // W-53
@@ -323,7 +323,7 @@ impl Connection {
         self.payload == self.agreed
     }
 
-    /// Returns the largest payload that both sides accept.
+    /// Returns the maximum payload that both sides accept.
     pub(crate) fn agreed(&self) -> u16 {
         self.agreed
     }
@@ -349,8 +349,8 @@ impl Connection {
         (self.peer_nonce != 0).then(|| (self.send.next(), self.recv.expected, self.peer_nonce))
     }
 
-    /// Returns true while the peer has not shown that it receives at its address: it is sent one
-    /// answer for each of its packets, and nothing else (W-123).
+    /// Returns true while the peer has not shown that it receives at its address. Until then, it is
+    /// sent one answer for each of its packets, and nothing else (W-123).
     fn is_unvalidated(&self) -> bool {
         let is_half_open = self.passive && self.state == State::SynReceived;
         is_half_open && self.key.peer.is_udp() && !self.proven

@@ -24,8 +24,8 @@ use alloc::vec::Vec;
 const TROUBLE: u8 = 3;
 /// First interval between rounds of ASK, and between repetitions of GO.
 const FIRST_INTERVAL: Duration = Duration::from_millis(10);
-/// Longest of these intervals.
-const LAST_INTERVAL: Duration = Duration::from_millis(200);
+/// Maximum of these intervals.
+const MAX_INTERVAL: Duration = Duration::from_millis(200);
 /// Rounds of ASK after which frames from a dead interface count again: it has come back, and no
 /// other path answers.
 const DEAD_ROUNDS: u32 = 8;
@@ -58,9 +58,9 @@ pub(crate) struct Mobility {
     pub(super) resume: bool,
     /// This side has lost its state, and the peer has not confirmed that it knows (W-134).
     lost: bool,
-    /// Largest payload agreed on at set-up.
+    /// Maximum payload agreed on at set-up.
     pub(super) base: u16,
-    /// Largest payload in the last GO: its credit counts packets of this size, even if the
+    /// Maximum payload in the last GO: its credit counts packets of this size, even if the
     /// interface carries larger ones before it is answered (W-38).
     offered: u16,
     /// Epoch of the last GO.
@@ -87,7 +87,7 @@ pub(crate) struct Question {
     /// Addresses at which the peer may be reachable.
     pub(crate) addresses: Vec<NodeAddr>,
     /// The current path need not be probed.
-    pub(crate) skip_present: bool,
+    pub(crate) skip_current: bool,
 }
 
 /// Action on a received MOVE.
@@ -125,8 +125,8 @@ impl Mobility {
         })
     }
 
-    /// Returns the move state of a connection that was lost after this image: a GO is to be sent
-    /// (W-131).
+    /// Returns the move state of a connection that was lost after this image was taken: a GO is to
+    /// be sent (W-131).
     pub(super) fn lost(image: &ConnImage) -> Mobility {
         let named = image.rails.iter().filter(|mac| mac.0 != [0; 6]);
         let named = named.map(|mac| NodeAddr::Mac(*mac));
@@ -144,7 +144,7 @@ impl Mobility {
         mobility
     }
 
-    /// Returns the largest payload for the GO with this epoch, on an interface that can receive
+    /// Returns the maximum payload for the GO with this epoch, on an interface that can receive
     /// `max_payload` now.
     fn offers(&mut self, epoch: u32, max_payload: u16) -> u16 {
         if self.offered_epoch != epoch {
@@ -284,7 +284,7 @@ impl Connection {
             }
             Phase::Gone => mobility.step = Some(Step::Go),
         }
-        let wait = (FIRST_INTERVAL * (1 << mobility.tries.min(8))).min(LAST_INTERVAL);
+        let wait = (FIRST_INTERVAL * (1 << mobility.tries.min(8))).min(MAX_INTERVAL);
         self.timers.set(Timer::Move, cx.now + wait);
     }
 
@@ -305,7 +305,7 @@ impl Connection {
         Some(Question {
             block,
             addresses: mobility.peer.to_vec(),
-            skip_present: !self.frozen,
+            skip_current: !self.frozen,
         })
     }
 
@@ -443,8 +443,8 @@ impl Connection {
         self.acks = Acks::default();
     }
 
-    /// Resumes from what the peer has received, since both ends are on the new path (W-106). The
-    /// block has been judged.
+    /// Resumes after the bytes that the peer has received, now that both ends are on the new path
+    /// (W-106). The block was checked by `judge_move`.
     pub(crate) fn resume(&mut self, cx: &mut Cx, seq: Seq, block: &Move) {
         let Some(mobility) = &mut self.mobility else {
             return;

@@ -24,15 +24,15 @@ use alloc::vec::Vec;
 
 /// First interval between SYNs; a LAN answers well within it.
 const SYN_INTERVAL: Duration = Duration::from_millis(20);
-/// Longest interval between SYNs.
-const SYN_INTERVAL_MAX: Duration = Duration::from_millis(500);
+/// Maximum interval between SYNs.
+const MAX_SYN_INTERVAL: Duration = Duration::from_millis(500);
 
 /// State needed until the connection is established.
 #[derive(Debug, Default)]
 pub(crate) struct Opening {
     /// Job key.
     job_key: Vec<u8>,
-    /// Largest payload announced to the peer.
+    /// Maximum payload announced to the peer.
     offered: u16,
     /// Credit announced to the peer.
     credit: u16,
@@ -51,7 +51,7 @@ pub(crate) struct Opening {
 /// Returns the interval until a SYN sent now must be repeated (W-25), after `tries` others.
 /// Randomised by half its length, so that peers refused together do not return together.
 fn syn_interval(nonce: u64, tries: u32) -> Duration {
-    let step = (SYN_INTERVAL * (1 << tries.min(8))).min(SYN_INTERVAL_MAX);
+    let step = (SYN_INTERVAL * (1 << tries.min(8))).min(MAX_SYN_INTERVAL);
     let dice = nonce.rotate_right(8 * tries) as u8;
     step * 3 / 4 + step / 2 * u32::from(dice) / 256
 }
@@ -82,7 +82,7 @@ impl Connection {
         buffers: Buffers,
         job_key: Vec<u8>,
     ) -> Self {
-        // A window of one packet would be closed by each byte that waits to be read.
+        // A window of one packet would be closed by any byte that waits to be read.
         let offered = (buffers.rx / 2).max(64).min(cx.max_payload.into()) as u16;
         let opening = Opening {
             job_key,
@@ -180,8 +180,8 @@ impl Connection {
         }
     }
 
-    /// Applies the peer's set-up block. The endpoint knows the fourth feature (W-18, W-100, W-110,
-    /// W-130, W-150).
+    /// Applies the peer's set-up block (W-18) with its features (W-100, W-110, W-130), except
+    /// cookies (W-150), which the endpoint handles.
     fn learn_peer(&mut self, cx: &Cx, irs: Seq, block: &SetUp<'_>) {
         let Some(opening) = &self.opening else {
             return;
@@ -258,7 +258,7 @@ impl Connection {
         (self.opening.as_ref()).is_some_and(|opening| opening.pending)
     }
 
-    /// Has a SYN or SYN+ACK sent, while the connection is being opened.
+    /// Requests transmission of a SYN or SYN+ACK while the connection is being opened.
     pub(super) fn request_syn(&mut self) {
         if let Some(opening) = &mut self.opening {
             opening.pending = true;
@@ -377,15 +377,15 @@ impl Connection {
         frame.ack == self.iss.plus(1) && seq_ahead <= self.recv.credit()
     }
 
-    /// Drops what acknowledges our SYN if the listener's accept queue is full (W-24): our SYN+ACK
-    /// will ask again. Returns true then.
+    /// Returns true if a frame that acknowledges our SYN must be dropped, because the listener's
+    /// accept queue is full (W-24). The repeated SYN+ACK will ask again.
     pub(crate) fn must_wait(&mut self, cx: &mut Cx, room_to_accept: bool) -> bool {
         if !self.passive || room_to_accept {
             return false;
         }
         cx.counters.rx_drop_backlog += 1;
         if self.is_unvalidated() {
-            // Over UDP it did not run yet (W-123).
+            // Over UDP, the timer did not run yet (W-123).
             self.timers
                 .set(Timer::Syn, cx.now + syn_interval(self.nonce, 0));
         }

@@ -88,8 +88,8 @@ impl Connection {
             return None;
         }
         if self.may_send() {
-            // New credit that does not fit beside a full payload is sent first, in a frame of its
-            // own (W-45).
+            // New credit that does not fit into a frame with a full payload is sent first, in a
+            // frame of its own (W-45).
             if self.acks.credit
                 && self.send.has_new()
                 && self.payload > cx.max_payload - CREDIT_EXT as u16

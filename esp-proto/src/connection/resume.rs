@@ -1,7 +1,8 @@
-//! Resumption: a connection goes on after one side has lost its state (section 10, W-130 to W-138).
+//! Resumption: a connection continues after one side has lost its state (section 10, W-130 to
+//! W-138).
 //!
 //! The side that lost it knows the [image](ConnImage) and the stream positions. It starts frozen,
-//! as after a GO, and is on its way again with the peer's DONE.
+//! as after a GO, and continues when the peer's DONE arrives.
 
 use super::moves::Mobility;
 use super::{AckRequests, Connection, Cx, Key};

@@ -12,7 +12,7 @@ const KEEPALIVE_REPEAT: u32 = 4;
 /// Number of queries to the peer's node in the second half of the peer timeout.
 const QUERIES: u8 = 4;
 
-/// Longest silence of a peer after a report that its port is closed (W-126).
+/// Maximum silence of a peer after a report that its port is closed (W-126).
 const CLOSED_PORT_WAIT: Duration = Duration::from_secs(10);
 
 impl Connection {

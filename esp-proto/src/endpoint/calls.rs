@@ -75,9 +75,9 @@ impl Endpoint {
         }
     }
 
-    /// Sets the owner of a connection: owners are served in turn, so that one with many connections
-    /// does not delay those of others by all of them. Numbers should be dense; 0 is that of
-    /// connections without one.
+    /// Sets the owner of a connection. Owners are served in turn, so that the connections of one do
+    /// not wait for all those of another. Numbers should be dense; 0 stands for connections without
+    /// an owner.
     pub fn set_owner(&mut self, conn: ConnId, owner: u32) {
         let Some(conn) = self.table.get_mut(conn) else {
             return;
@@ -134,8 +134,8 @@ impl Endpoint {
     }
 
     /// Reports that the node of `peer` has no program at this UDP port, by ICMP, which anyone can
-    /// forge: connections with it that await an answer get it within ten seconds or time out
-    /// (W-126).
+    /// forge: connections with it that await an answer time out unless it arrives within ten
+    /// seconds (W-126).
     pub fn port_closed(&mut self, now: Instant, peer: NodeAddr) {
         self.clock(now);
         for slot in 0..self.table.slots() {

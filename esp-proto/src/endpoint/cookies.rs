@@ -11,14 +11,14 @@ use siphasher::sip::SipHasher24;
 /// Time after which the cookies of the same SYN differ. A cookie is valid for one to two of these.
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// Makes and checks cookies. None is kept.
+/// Creates and checks cookies. None is stored.
 #[derive(Debug)]
 pub(super) struct Cookies {
     keys: (u64, u64),
 }
 
 impl Cookies {
-    /// Derives the secret from the seed of the endpoint, apart from its other numbers.
+    /// Derives the secret from the seed of the endpoint, independently of its other random numbers.
     pub(super) fn new(seed: [u8; 32]) -> Cookies {
         let mut rng = ChaCha8Rng::from_seed(seed);
         rng.set_stream(1);
@@ -32,7 +32,7 @@ impl Cookies {
         self.of_period(key, nonce, period(now))
     }
 
-    /// Returns true if the SYN brings a cookie that it got within the last ten seconds.
+    /// Returns true if the SYN brings a cookie that it got in this period or the one before.
     pub(super) fn is_valid(&self, cookie: u64, key: &Key, nonce: u64, now: Instant) -> bool {
         let now = period(now);
         let valid = |period| self.of_period(key, nonce, period) == cookie;

@@ -76,7 +76,7 @@ fn answer(endpoint: &mut Endpoint, raw: &RxFrame<'_>, header: &Header, frame: &E
         }
         _ => info_reply(endpoint),
     };
-    // W-123: never more than the address sent.
+    // W-123: never more bytes than the address has sent.
     let unpaid = peer.is_udp() && HEADER_LEN + payload.len() > received;
     if unpaid {
         endpoint.cx.counters.rx_drop_edp_reply_long += 1;
@@ -87,7 +87,7 @@ fn answer(endpoint: &mut Endpoint, raw: &RxFrame<'_>, header: &Header, frame: &E
     }
 }
 
-/// Queues the reply to a request of the node itself.
+/// Queues the reply to a request that the node itself answers.
 pub(super) fn reply(endpoint: &mut Endpoint, peer: NodeAddr, to: &Header, payload: Box<[u8]>) {
     let key = Key {
         local_port: 0,
@@ -141,9 +141,9 @@ impl Endpoint {
     /// comes back in the reply (W-70).
     ///
     /// Returns `None` when the datagram cannot be sent: longer than the MTU allows, a reply (made
-    /// by the node itself), data to port 0, to an address of another kind than the own, or data to
-    /// a group address. A request may go to broadcast (W-72), an echo request with at most 64 bytes
-    /// (W-78), but to no other group.
+    /// by the node itself), data to port 0, to an address of a different kind than the endpoint's
+    /// own, or data to a group address. A request may go to broadcast (W-72), an echo request with
+    /// at most 64 bytes (W-78), but to no other group.
     pub fn edp_header(
         &mut self,
         head: &mut Head,
@@ -160,7 +160,7 @@ impl Endpoint {
             _ => request,
         };
         let short = kind != EdpKind::EchoRequest || len <= MAX_BROADCAST_ECHO;
-        // Such a packet cannot be sent, and the kernel's error would concern those behind it.
+        // Such a packet cannot be sent, and the kernel's error would concern those after it.
         let foreign = !dst.is_kind_of(&self.cx.own);
         let group = dst.is_group() && !(request && short && dst == NodeAddr::BROADCAST);
         let total = len.checked_add(usize::from(request))?;
@@ -187,11 +187,11 @@ impl Endpoint {
             put(head, PREFIX_LEN, &[kind as u8]);
         }
         let start = kind.prefix_len();
-        let least = match kind {
+        let min_len = match kind {
             EdpKind::InfoRequest if dst.is_udp() => MIN_UDP_REQUEST + 12,
             _ => MIN_FRAME,
         };
-        let tail_len = least.saturating_sub(start + len);
+        let tail_len = min_len.saturating_sub(start + len);
         if let Some(tail) = head.get_mut(start..start + tail_len) {
             tail.fill(0); // W-04
         }

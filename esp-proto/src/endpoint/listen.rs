@@ -12,8 +12,9 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 /// Time during which newer half-open connections cannot evict one: on a loaded node the peer
-/// answers only after the time slices of some ten others, and our SYN+ACK already reported it
-/// connected. Otherwise a job whose processes all connect at once would evict its own connections.
+/// answers only after the time slices of about ten other processes, and our SYN+ACK already
+/// reported it connected. Otherwise a job whose processes all connect at once would evict its own
+/// connections.
 const HALF_OPEN_GRACE: Duration = Duration::from_millis(50);
 
 /// A listening port.
@@ -91,11 +92,11 @@ impl Endpoint {
     /// Sets the buffers of a listener's connection; the peer may send from now on. Returns
     /// false when the connection has ended or is already attached.
     ///
-    /// `buffers.rx` must hold at least four of the agreed payloads ([`least_listener_capacity`]
+    /// `buffers.rx` must hold at least four of the agreed payloads ([`min_listener_capacity`]
     /// always suffices). With less, the connection is reset (RESOURCES), its `Closed` follows, and
     /// the result is false.
     ///
-    /// [`least_listener_capacity`]: crate::least_listener_capacity
+    /// [`min_listener_capacity`]: crate::min_listener_capacity
     pub fn attach(&mut self, now: Instant, conn: ConnId, buffers: Buffers) -> bool {
         self.clock(now);
         let waits = |c: &&mut Connection| c.passive && c.visible && !c.attached && !c.over;

@@ -42,7 +42,8 @@ use table::Table;
 use transmit::{Control, ControlBody, Spent};
 use unattached::Unattached;
 
-/// Connections whose deadlines one call of `handle_timeout` processes; the remaining ones stay due.
+/// Maximum number of connections whose deadlines one call of `handle_timeout` processes; the
+/// remaining ones stay due.
 const TIMEOUT_BATCH: usize = 1024;
 /// Average rate per second and burst of resets sent for unknown connections. A restarted node
 /// answers this many peers a second.
@@ -83,8 +84,8 @@ pub struct Endpoint {
     edp_ports: BTreeSet<Port>,
     /// Move requests that concern other endpoints of the node.
     moves: VecDeque<MoveRequest>,
-    /// Connections that have moved to another endpoint, and until when their late frames are
-    /// dropped without a reset (W-108). A peer adds at most as many as it has addresses.
+    /// Connections that have moved to another endpoint, and the times until which their late frames
+    /// are dropped without a reset (W-108). A peer adds at most as many as it has addresses.
     moved_keys: HashMap<Key, Instant, FixedState>,
     /// Frames of unknown connections are not answered before this (W-136).
     adopts_until: Instant,
@@ -274,7 +275,7 @@ impl Endpoint {
         self.next_deadline().map(|(at, _)| at)
     }
 
-    /// Returns a snapshot of a connection, also of one in TIME-WAIT whose `Closed` was already
+    /// Returns a snapshot of a connection, including one in TIME-WAIT whose `Closed` was already
     /// reported.
     pub fn info(&self, conn: ConnId) -> Option<ConnInfo> {
         self.table.get(conn).map(|c| c.info(&self.cx))
@@ -433,7 +434,7 @@ impl Endpoint {
         });
     }
 
-    /// Removes a connection, reports its end to the host and to the peer with `reset`.
+    /// Removes a connection, and reports its end to the host and, by `reset`, to the peer.
     fn finish(&mut self, slot: u32, reason: CloseReason, reset: Option<ResetReason>) {
         let Some(mut conn) = self.table.remove(slot) else {
             return;

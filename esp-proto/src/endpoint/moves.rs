@@ -43,7 +43,7 @@ impl Endpoint {
         self.cx.rails = others.iter().filter(fit).take(MAX_RAILS).copied().collect();
     }
 
-    /// Abandons the interface because it carries no frames: connections that may move look for
+    /// Abandons the interface because it carries no frames: connections that may move search for
     /// another path at once (W-103). With `for_good`, the interface will not return with its
     /// address: connections that cannot move are reset (SHUTDOWN), and the others have the peer
     /// timeout to move.
@@ -56,8 +56,9 @@ impl Endpoint {
         });
     }
 
-    /// Changes the endpoint's own address, after [`abandon`](Self::abandon) for good. Connections
-    /// that are left send from the new address. Frames that were polled before have the old one.
+    /// Changes the endpoint's own address, after [`abandon`](Self::abandon) with `for_good`. The
+    /// remaining connections send from the new address. Frames that were polled before have the old
+    /// one.
     pub fn set_addr(&mut self, addr: impl Into<NodeAddr>) {
         self.cx.own = addr.into();
     }
@@ -126,7 +127,7 @@ impl Endpoint {
     }
 
     /// Removes a connection that moves to another endpoint. Its later frames are dropped here
-    /// silently. Its notes contain what was not yet reported to the host.
+    /// silently. Its notes contain everything that was not yet reported to the host.
     pub(crate) fn take_connection(&mut self, id: ConnId) -> Option<Box<Connection>> {
         self.table.get(id)?;
         let mut conn = self.table.remove(id.slot)?;
@@ -170,7 +171,7 @@ impl Endpoint {
         Some(id)
     }
 
-    /// Applies an accepted MOVE to the connection, which is here now.
+    /// Applies an accepted MOVE to the connection, which is now at this endpoint.
     pub(crate) fn apply_move(&mut self, id: ConnId, frame: &MoveFrame, action: MoveAction) {
         let room = self.has_room_to_accept(id.slot);
         let waits = |conn: &mut Connection, cx: &mut Cx| conn.must_wait(cx, room);

@@ -10,8 +10,8 @@ use crate::wire::{MIN_MAX_PAYLOAD, Step};
 use alloc::boxed::Box;
 
 impl Endpoint {
-    /// Returns what the host must keep of a connection to resume it; `None` if it cannot be
-    /// resumed: it is not established, or the peer does not offer it.
+    /// Returns the image that the host must keep to resume a connection; `None` if it cannot be
+    /// resumed, because it is not established or the peer does not offer this.
     pub fn image(&self, conn: ConnId) -> Option<ConnImage> {
         self.table.get(conn)?.image()
     }

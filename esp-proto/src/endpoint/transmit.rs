@@ -14,7 +14,7 @@ const QUANTUM: u32 = 32;
 /// Maximum number of queued replies that belong to no connection (W-50, W-73).
 const ANSWERS_WAITING: usize = 256;
 
-/// Frames sent of data.
+/// Number of data frames sent.
 #[derive(Debug, Default)]
 pub(super) struct Spent {
     /// By the connection that is served.
@@ -83,7 +83,7 @@ impl Endpoint {
         None
     }
 
-    /// Counts a frame of data, and passes the turn on after [`QUANTUM`].
+    /// Counts a data frame, and passes the turn on after [`QUANTUM`].
     #[inline]
     fn spend(&mut self) {
         let Spent {

@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 pub(super) struct Unattached {
     /// By owner.
     of: Vec<usize>,
-    /// Those of all owners but 0.
+    /// Total of all owners except 0.
     sum: usize,
     /// Size of the table.
     table: usize,
@@ -20,8 +20,9 @@ impl Unattached {
         Unattached { of, sum: 0, table }
     }
 
-    /// Returns true if an owner may get no more. Others keep room in the table by that. Half of the
-    /// room is kept for peers that have proven their address (W-150), in a flood of forged SYNs.
+    /// Returns true if an owner may get no more, so that others find room in the table. Half of the
+    /// room is reserved for peers that have proven their address (W-150), in case of a flood of
+    /// forged SYNs.
     pub(super) fn is_full(&self, owner: u32, proven: bool) -> bool {
         let of = self.of.get(owner as usize).copied().unwrap_or(0);
         let room = if proven { self.table } else { self.table / 2 };

@@ -15,7 +15,8 @@ macro_rules! counters {
                 self.named(false)
             }
 
-            /// Returns the same as [`iter`](Self::iter), or the counters of a layer of checksums.
+            /// Returns the counters as [`iter`](Self::iter) does, or with the names and help texts
+            /// of a layer of checksums.
             pub(super) fn named(
                 &self,
                 checksum: bool,

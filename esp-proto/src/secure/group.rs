@@ -36,7 +36,8 @@ impl<C: Crypto> Layer<C> {
         sealed.map(|()| packet)
     }
 
-    /// Returns the counter of the first broadcast of the last second, otherwise of the next one.
+    /// Returns the counter of the first broadcast of the last second; if there was none, that of
+    /// the next one.
     pub(super) fn first_recent(&self, now: Instant) -> u64 {
         let mut recent = self.recent.iter();
         let first = recent.find(|(sent, _)| now.since(*sent) < RECENT);
@@ -61,9 +62,9 @@ impl<C: Crypto> Layer<C> {
         }
     }
 
-    /// Verifies a broadcast and writes it without protection to `opened`. Only the run that the
-    /// sender named in a session is accepted, and each counter once. One of another run leads to a
-    /// session, and waits for it.
+    /// Verifies a broadcast and writes it without protection to `opened`. Only broadcasts of the
+    /// run that the sender named in a session are accepted, each counter once. One of another run
+    /// starts the set-up of a session, and waits for it.
     pub(super) fn open_group(
         &mut self,
         now: Instant,

@@ -1,4 +1,4 @@
-//! Keys of the cluster, and what is derived from them (W-142).
+//! Keys of the cluster, and the values derived from them (W-142).
 
 use core::fmt;
 use core::net::IpAddr;

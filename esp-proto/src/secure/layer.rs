@@ -42,9 +42,9 @@ pub struct Layer<C: Crypto> {
     /// The broadcasts of the last second: time and counter.
     pub(super) recent: VecDeque<(Instant, u64)>,
     pub(super) peers: HashMap<NodeAddr, Peer<C::Key>, FixedState>,
-    /// Packets that wait in all peers.
+    /// Number of packets that wait, over all peers.
     held: usize,
-    /// Peers in which packets wait, perhaps with some in which none does any more.
+    /// Peers for which packets wait; some may have none any more.
     waiting: BTreeSet<NodeAddr>,
     /// Time of [`handle_timeout`](Self::handle_timeout), while packets wait.
     due: Option<Instant>,
@@ -61,7 +61,7 @@ pub enum Opened<'a> {
     /// The packet as its sender's endpoint built it.
     Packet(&'a [u8]),
     /// A broadcast that has waited for the session that this packet completes (W-146), as its
-    /// sender's endpoint built it: to be processed as a frame to all, which this one is not.
+    /// sender's endpoint built it: to be processed as a broadcast frame, which this packet is not.
     Broadcast(&'a [u8]),
     /// Nothing is to be processed: a set-up packet, or a dropped one, which has been counted.
     Nothing,
@@ -129,7 +129,7 @@ impl<C: Crypto> Layer<C> {
         }
     }
 
-    /// Changes the own address. All sessions end: their keys are of the old one.
+    /// Changes the endpoint's address. All sessions end, because their keys depend on the old one.
     pub fn set_addr(&mut self, own: NodeAddr) {
         self.own = own;
         self.peers.clear();
@@ -175,9 +175,9 @@ impl<C: Crypto> Layer<C> {
         false
     }
 
-    /// Protects a packet, given from the packet type on, with any bytes from the end of the header
-    /// to [`DATA_AT`](super::DATA_AT). Returns what is to be sent; `None` if the packet waits for a
-    /// session with the peer, or cannot be sent.
+    /// Protects a packet, which starts with the packet type; the bytes between the header and
+    /// [`DATA_AT`](super::DATA_AT) may have any value. Returns the packet to be sent; `None` if the
+    /// packet waits for a session with the peer, or cannot be sent.
     pub fn seal(&mut self, now: Instant, dst: NodeAddr, mut packet: Vec<u8>) -> Option<Vec<u8>> {
         if dst.is_group() {
             return self.seal_group(now, packet);
@@ -219,8 +219,8 @@ impl<C: Crypto> Layer<C> {
         self.due
     }
 
-    /// Repeats HELLO to the peers in which packets wait, and gives up those that have waited too
-    /// long: they would occupy the room of all, and surprise the peer once it answers.
+    /// Repeats HELLO to the peers for which packets wait, and drops packets that have waited too
+    /// long: they would occupy the room of others, and be outdated once the peer answers.
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.due.is_none_or(|due| due > now) {
             return;
@@ -283,7 +283,7 @@ impl<C: Crypto> Layer<C> {
         self.outbox.push_back((dst, bytes));
     }
 
-    /// Returns the next packet of the layer itself, as it is to be sent from the packet type on.
+    /// Returns the next packet of the layer itself, starting with the packet type.
     pub fn poll_transmit(&mut self) -> Option<(NodeAddr, Vec<u8>)> {
         self.outbox.pop_front()
     }
@@ -293,7 +293,7 @@ impl<C: Crypto> Layer<C> {
         !self.outbox.is_empty()
     }
 
-    /// Verifies a received packet, given from the packet type on, and removes its protection.
+    /// Verifies a received packet, which starts with the packet type, and removes its protection.
     pub fn open<'a>(
         &'a mut self,
         now: Instant,
@@ -302,8 +302,9 @@ impl<C: Crypto> Layer<C> {
         body: &'a [u8],
     ) -> Opened<'a> {
         let form = packet::parse(body);
-        // The frame's destination is not in the packet, but in its key. A packet from the own
-        // address was reflected: a session with oneself would have one key for both directions.
+        // The frame's destination is part of the key, not of the packet. A packet from this
+        // endpoint's own address was reflected: a session with itself would have one key for both
+        // directions.
         let misdirected = match form {
             Form::Plain | Form::Malformed => false,
             _ if src == self.own => true,
@@ -335,7 +336,7 @@ impl<C: Crypto> Layer<C> {
         Opened::Nothing
     }
 
-    /// Returns true if a packet without protection is processed (W-147).
+    /// Returns true if a packet without protection is accepted (W-147).
     fn takes_plain(&self, now: Instant, src: NodeAddr, dst: NodeAddr) -> bool {
         let is_live = || self.peers.get(&src).is_some_and(|peer| peer.is_live(now));
         !self.require && (dst.is_group() || !is_live())
@@ -534,11 +535,11 @@ fn peer_of<'a, K>(
     addr: NodeAddr,
 ) -> &'a mut Peer<K> {
     if peers.len() >= MAX_PEERS && !peers.contains_key(&addr) {
-        let least = peers
+        let evicted = peers
             .iter()
             .min_by_key(|(_, peer)| (peer.current.is_some(), peer.heard))
             .map(|(addr, _)| *addr);
-        if let Some(gone) = least.and_then(|addr| peers.remove(&addr)) {
+        if let Some(gone) = evicted.and_then(|addr| peers.remove(&addr)) {
             *held = held.saturating_sub(gone.held.len());
         }
     }

@@ -11,10 +11,10 @@
 //! A [`Layer`] stands between an [`Endpoint`](crate::Endpoint) and its carrier. It protects every
 //! packet alike, whatever it contains, so no rule of the endpoint depends on it. Keys are those of
 //! a session with one peer address. Two packets set a session up, in which both sides contribute a
-//! random number: packets recorded in another session, or before a restart, open nothing.
+//! random number: packets recorded in another session, or before a restart, are not accepted.
 //!
 //! Without keys the layer can check packets for damage instead ([`Suite::CHECKSUM`], W-148): the
-//! sessions are those of a key that is no secret, and the tag is a CRC. That is no authentication.
+//! key of the sessions is not secret, and the tag is a CRC. This is not authentication.
 //!
 //! Like the rest of the crate, the layer does no I/O and reads no clock; the host passes in the
 //! cryptography as a [`Crypto`].
@@ -41,7 +41,8 @@ pub use packet::{DATA_AT, FLAG_SEC, OVERHEAD, Protected, SETUP_PACKET, Step, TAG
 use crate::time::Duration;
 use alloc::vec::Vec;
 
-/// Protection of a session's packets: a set of bits. Both sides use the union of what they ask for.
+/// Protection of a session's packets: a set of bits. Both sides use the union of the bits that they
+/// request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Suite(pub(crate) u8);
 
@@ -50,9 +51,9 @@ impl Suite {
     pub const INTEGRITY: Suite = Suite(0);
     /// The content is encrypted.
     pub const ENCRYPT: Suite = Suite(1);
-    /// ChaCha20-Poly1305 in the place of AES-128-GCM, for processors without AES instructions.
+    /// ChaCha20-Poly1305 in place of AES-128-GCM, for processors without AES instructions.
     pub const CHACHA: Suite = Suite(2);
-    /// CRC-32C in the place of a cipher, with [`Key::CHECKSUM`] and without other bits (W-148). It
+    /// CRC-32C in place of a cipher, with [`Key::CHECKSUM`] and without other bits (W-148). It
     /// detects damage, not forgery.
     pub const CHECKSUM: Suite = Suite(4);
 
@@ -151,8 +152,8 @@ pub struct SecureConfig {
     /// Drops packets without protection, and sends none (W-147). Otherwise protection is used with
     /// peers that have it.
     pub require: bool,
-    /// Protection to ask for. [`Suite::CHECKSUM`] goes with [`Key::CHECKSUM`] alone, other suites
-    /// with other keys (W-148).
+    /// Protection to request. [`Suite::CHECKSUM`] requires [`Key::CHECKSUM`], and other suites
+    /// require other keys (W-148).
     pub suite: Suite,
     /// EtherType of EDP, which set-up packets have.
     pub edp_ethertype: u16,
@@ -160,7 +161,7 @@ pub struct SecureConfig {
 
 impl SecureConfig {
     /// Returns the configuration of a layer that checks packets for damage and authenticates
-    /// nothing (W-148). `require` and `edp_ethertype` are as in the fields of these names.
+    /// nothing (W-148). `require` and `edp_ethertype` are the values of the fields of these names.
     pub fn checksum(require: bool, edp_ethertype: u16) -> SecureConfig {
         SecureConfig {
             keys: alloc::vec![Key::CHECKSUM],
@@ -173,11 +174,12 @@ impl SecureConfig {
 
 /// Time after which a set-up packet is repeated, if packets wait for it.
 const RETRY: Duration = Duration::from_millis(20);
-/// Time for which a packet waits for a session: for longer only if its peer does not answer.
+/// Maximum time for which a packet waits for a session. If the peer answers, the session is set up
+/// sooner.
 const HELD_TIME: Duration = Duration::from_secs(1);
 /// Time without a packet from the peer, while packets are sent to it, after which a new session is
 /// set up (W-145): it may have restarted.
 const SILENCE: Duration = Duration::from_secs(1);
-/// Time after which a session without a packet from the peer ceases to keep the peer from packets
-/// without protection, where these are permitted.
+/// Time without a packet from the peer after which packets without protection are again exchanged
+/// with it, where these are permitted.
 const FORGET: Duration = Duration::from_secs(10);

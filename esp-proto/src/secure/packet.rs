@@ -12,7 +12,7 @@ pub const TAG_LEN: usize = 16;
 pub const DATA_AT: usize = HEADER_LEN + 4 + 8;
 /// Bytes that protection adds to a packet.
 pub const OVERHEAD: usize = DATA_AT - HEADER_LEN + TAG_LEN;
-/// Length of a set-up packet from the packet type on.
+/// Length of a set-up packet, starting with the packet type.
 pub const SETUP_PACKET: usize = SETUP_TAG_AT + 32;
 
 /// Session number of set-up packets.
@@ -63,8 +63,8 @@ pub enum Protected {
 }
 
 impl Protected {
-    /// Parses a packet, given from the packet type on. Returns `None` if it is not protected, or
-    /// has no valid layout (W-141).
+    /// Parses a packet, which starts with the packet type. Returns `None` if it is not protected,
+    /// or has no valid layout (W-141).
     pub fn parse(body: &[u8]) -> Option<Protected> {
         match parse(body) {
             Form::SetUp(
@@ -82,7 +82,7 @@ impl Protected {
     }
 }
 
-/// Recognizes the form of a packet, given from the packet type on.
+/// Recognizes the form of a packet, which starts with the packet type.
 pub(super) fn parse(body: &[u8]) -> Form<'_> {
     match body.get(FLAGS_AT) {
         Some(flags) if flags & FLAG_SEC != 0 => {}

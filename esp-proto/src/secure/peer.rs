@@ -1,4 +1,4 @@
-//! What a layer knows of one peer address.
+//! State of a layer for one peer address.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -12,7 +12,7 @@ use crate::time::{Duration, Instant};
 const MAX_PROPOSED: usize = 4;
 /// Maximum number of packets that wait for a session with a peer.
 const MAX_HELD: usize = 64;
-/// Interval of set-up packets to a peer that packets without protection are sent to.
+/// Interval of set-up packets to a peer to which packets without protection are sent.
 const PLAIN_RETRY: Duration = Duration::from_millis(500);
 
 /// Set-up that this side has begun.
@@ -24,7 +24,7 @@ pub(super) struct Hello {
 }
 
 /// A session that the peer has proposed. It is in use once a packet of it arrives: only then is it
-/// known that the peer's HELLO was no recording.
+/// known that the peer's HELLO was not a replay.
 pub(super) struct Proposed<K> {
     pub(super) session: Session<K>,
     /// The answer to its HELLO, for a repetition.
@@ -32,7 +32,7 @@ pub(super) struct Proposed<K> {
     pub(super) run: Run,
 }
 
-/// Broadcasts that the peer has sent in its present run.
+/// Broadcasts that the peer has sent in its current run.
 pub(super) struct Run {
     pub(super) boot: [u8; 16],
     pub(super) window: Window,
@@ -49,7 +49,7 @@ pub(super) struct Broadcast {
 pub(super) struct Peer<K> {
     /// Session whose keys protect sent packets.
     pub(super) current: Option<Session<K>>,
-    /// Session before it, of which packets may be on their way.
+    /// Previous session, whose packets may still be in transit.
     pub(super) previous: Option<Session<K>>,
     pub(super) proposed: VecDeque<Proposed<K>>,
     pub(super) run: Option<Run>,
@@ -123,7 +123,7 @@ impl<K> Peer<K> {
         used.any(|session| session.nonces.starts_with(first_nonce))
     }
 
-    /// Keeps a packet until there is a session. Returns the number of packets given up.
+    /// Keeps a packet until there is a session. Returns the number of packets dropped.
     pub(super) fn hold(&mut self, now: Instant, packet: Vec<u8>) -> u64 {
         let mut lost = 0;
         while self.held.len() >= MAX_HELD {
@@ -134,7 +134,7 @@ impl<K> Peer<K> {
         lost
     }
 
-    /// Gives up the packets that have waited too long. Returns their number.
+    /// Drops the packets that have waited too long. Returns their number.
     pub(super) fn expire_held(&mut self, now: Instant) -> usize {
         let is_old = |(since, _): &(Instant, Vec<u8>)| now.since(*since) >= HELD_TIME;
         let old = self.held.iter().take_while(|held| is_old(held)).count();

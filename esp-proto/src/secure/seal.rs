@@ -17,7 +17,7 @@ pub(super) struct PacketKey<'a, K> {
 }
 
 impl<K> PacketKey<'_, K> {
-    /// Encrypts the content of a packet, if that is wanted, and appends the tag. `None` if the
+    /// Encrypts the content of a packet, if the key requires it, and appends the tag. `None` if the
     /// cipher fails.
     pub(super) fn seal<C: Crypto<Key = K>>(&self, crypto: &C, packet: &mut Vec<u8>) -> Option<()> {
         let nonce = nonce(self.counter);
@@ -31,8 +31,8 @@ impl<K> PacketKey<'_, K> {
         Some(())
     }
 
-    /// Writes a packet without its protection to `out`. `None` if the tag is wrong; `out` then has
-    /// any content.
+    /// Writes a packet without its protection to `out`. `None` if the tag is wrong; the content of
+    /// `out` is then unspecified.
     pub(super) fn open<C: Crypto<Key = K>>(
         &self,
         crypto: &C,

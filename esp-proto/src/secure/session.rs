@@ -81,7 +81,7 @@ impl<K> Session<K> {
     }
 
     /// Protects a packet in which [`DATA_AT`] bytes precede the content (W-141). `None` if the
-    /// counter has ended or the cipher fails.
+    /// counter is exhausted or the cipher fails.
     pub(super) fn seal<C: Crypto<Key = K>>(
         &mut self,
         crypto: &C,
@@ -148,7 +148,7 @@ impl<K> Session<K> {
         Some(())
     }
 
-    /// Makes the next packet have this counter.
+    /// Sets the counter of the next packet.
     #[cfg(test)]
     pub(super) fn skip_to(&mut self, counter: u64) {
         self.next = counter;

@@ -353,7 +353,7 @@ fn protection_is_used_with_those_that_have_it() {
 
 /// W-146.
 #[test]
-fn broadcasts_are_opened_once_and_of_the_present_run_only() {
+fn broadcasts_are_opened_once_and_of_the_current_run_only() {
     let all = NodeAddr::BROADCAST;
     let (mut a, mut b) = pair(Suite::ENCRYPT);
     let broadcast = |a: &mut Node, now| {
@@ -425,7 +425,7 @@ fn answers_to_hello_are_few() {
     assert!(counted(&b, "auth_drop_setup_rate") > 5000);
 }
 
-/// W-147: required, nothing is sent in plain or accepted so.
+/// W-147: if protection is required, plain packets are neither sent nor accepted.
 #[test]
 fn a_node_that_requires_protection_neither_sends_nor_accepts_plain_packets() {
     for suite in SUITES {
@@ -461,7 +461,7 @@ fn waiting_packets_are_bounded() {
 }
 
 /// W-143: packets to nodes that do not answer leave the room to those of others, and are not sent
-/// when they are of no more use.
+/// when they are of no use any more.
 #[test]
 fn packets_do_not_wait_for_ever() {
     let (mut a, mut b) = pair(Suite::ENCRYPT);
@@ -530,8 +530,8 @@ fn strangers_leave_no_state() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// A station that changes, cuts, repeats, reorders and redirects packets makes no other packet
-    /// arrive than those that were sent, and none twice (W-144).
+    /// A station that changes, cuts, repeats, reorders and redirects packets cannot make any packet
+    /// arrive that was not sent, or make one arrive twice (W-144).
     #[test]
     fn a_station_in_the_middle_changes_nothing(
         acts in proptest::collection::vec((0u8..6, any::<u16>(), any::<u8>()), 1..60),

@@ -1,6 +1,6 @@
 //! Replay window (W-144).
 
-/// Counters below the highest one that are still distinguished.
+/// Number of counters below the highest one that are still distinguished.
 const WIDTH: u64 = 1024;
 const WORDS: usize = (WIDTH / 64) as usize;
 
@@ -23,7 +23,7 @@ impl Window {
         }
     }
 
-    /// Returns true if the counter has not been received, as far as is known.
+    /// Returns true if the counter is above the highest one, or within the window and not received.
     pub(super) fn is_new(&self, counter: u64) -> bool {
         if counter >= self.next {
             return counter < u64::MAX;

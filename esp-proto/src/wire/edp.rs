@@ -49,7 +49,7 @@ impl<'a> EdpFrame<'a> {
 pub struct InfoReply<'a> {
     /// Set-up version of the node.
     pub version: u8,
-    /// Largest payload the node can receive.
+    /// Maximum payload that the node can receive.
     pub max_payload: u16,
     /// Feature bits known to the node.
     pub features: u32,

@@ -51,12 +51,12 @@ impl<'a> EspFrame<'a> {
     /// header.
     pub fn parse(header: &Header, rest: &'a [u8]) -> Result<Self, WireError> {
         let kind = kind(header)?;
-        let (payload, behind) = header.split_payload(rest)?;
+        let (payload, after_payload) = header.split_payload(rest)?;
         if header.dst_port == 0 || header.src_port == 0 {
             return Err(WireError::PortZero); // W-15
         }
         let ext = if header.flags & FLAG_EXT != 0 {
-            Some(Ext::parse(behind)?)
+            Some(Ext::parse(after_payload)?)
         } else {
             None
         };

@@ -39,14 +39,14 @@ pub const MIN_PACKET: usize = MIN_FRAME - 12;
 pub const MIN_UDP_REQUEST: usize = HEADER_LEN + 1 + 16 + MAX_NAME + 34;
 /// Payload that needs no path verification (W-53): fits an MTU of 1500.
 pub const SAFE_PAYLOAD: u16 = 1489;
-/// Payload in UDP that needs no path verification (W-124): fits the smallest MTU of IPv6, 1280.
+/// Payload in UDP that needs no path verification (W-124): fits the minimum MTU of IPv6, 1280.
 pub const SAFE_UDP_PAYLOAD: u16 = 1280 - 40 - 8 - HEADER_LEN as u16;
-/// Smallest valid `max payload` of a set-up block (W-22).
+/// Minimum valid `max payload` of a set-up block (W-22).
 pub const MIN_MAX_PAYLOAD: u16 = 64;
 /// Maximum number of outstanding packets, and maximum distance of a credit edge (W-31, W-39).
 pub const MAX_WINDOW: u16 = 4096;
 
-/// Returns the largest payload of a frame at an MTU (W-08). Below an MTU of 75 no connection is
+/// Returns the maximum payload of a frame at an MTU (W-08). Below an MTU of 75 no connection is
 /// possible; 64 is returned.
 pub fn max_payload(mtu: u32) -> u16 {
     let room = mtu.saturating_sub(HEADER_LEN as u32 - 2);

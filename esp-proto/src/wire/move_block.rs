@@ -2,7 +2,7 @@
 
 use super::{MIN_MAX_PAYLOAD, Reader, WireError, Writer};
 
-/// Bytes of the block.
+/// Length of the block in bytes.
 pub const MOVE_LEN: usize = 34;
 /// The peer's FIN was received in order.
 const FINISHED: u8 = 0x01;
@@ -34,7 +34,7 @@ pub struct Move {
     pub finished: bool,
     /// The sender has lost the state of the connection and resumes it (W-131).
     pub resumed: bool,
-    /// Largest payload that the sending interface can receive, at least 64.
+    /// Maximum payload that the sending interface can receive, at least 64.
     pub max_payload: u16,
     /// Number of the move, never 0.
     pub epoch: u32,

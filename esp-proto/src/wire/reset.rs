@@ -15,7 +15,8 @@ pub struct Reset {
     pub nonce: u64,
 }
 
-/// The reasons with a code of their own, from code 1 on; the detail byte is the version.
+/// The reasons with a code of their own, in the order of their codes, which start at 1. The detail
+/// byte of a version is the version.
 const CODES: [ResetReason; 10] = [
     ResetReason::Refused,
     ResetReason::Version(0),

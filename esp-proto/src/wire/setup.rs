@@ -25,7 +25,7 @@ pub const MAX_RAILS: usize = 8;
 /// A set-up block of version 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetUp<'a> {
-    /// Largest payload its sender can receive, at least 64.
+    /// Maximum payload that its sender can receive, at least 64.
     pub max_payload: u16,
     /// Feature bits: [`FEATURE_MOVES`], [`FEATURE_ECN`], [`FEATURE_RESUME`], [`FEATURE_COOKIES`].
     pub features: u32,
@@ -35,7 +35,7 @@ pub struct SetUp<'a> {
     pub peer_nonce: u64,
     /// Packets that its sender is ready to receive.
     pub credit: u16,
-    /// Longest delay of an acknowledgement by its sender, in microseconds.
+    /// Maximum delay of an acknowledgement by its sender, in microseconds.
     pub max_ack_delay: u16,
     /// Job key, at most 32 bytes.
     pub key: &'a [u8],
@@ -98,9 +98,9 @@ impl<'a> SetUp<'a> {
 }
 
 /// Returns the addresses after the key: 1 to 8, none of them zero or a group address (W-100).
-fn rails<'a>(mut behind: Reader<'a>) -> Option<&'a [u8]> {
-    let count = usize::from(behind.u8()?);
-    let bytes = behind.bytes(6 * count)?;
+fn rails<'a>(mut rest: Reader<'a>) -> Option<&'a [u8]> {
+    let count = usize::from(rest.u8()?);
+    let bytes = rest.bytes(6 * count)?;
     let sound = |mac: &[u8; 6]| mac != &[0; 6] && !MacAddr(*mac).is_group();
     ((1..=MAX_RAILS).contains(&count) && bytes.as_chunks::<6>().0.iter().all(sound))
         .then_some(bytes)

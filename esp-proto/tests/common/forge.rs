@@ -3,7 +3,7 @@
 use esp_proto::wire::Header;
 use esp_proto::*;
 
-/// A hand-made ESP frame from the EtherType on, padded.
+/// A hand-made ESP frame, starting with the EtherType, padded.
 pub struct Forge {
     pub dst_port: Port,
     pub src_port: Port,

@@ -82,7 +82,7 @@ fn credit_uses_the_padding_of_a_short_frame() {
 
 /// W-45: new credit goes before full packets, and in those that leave room for it.
 #[test]
-fn credit_that_does_not_fit_beside_data_is_sent_first() {
+fn credit_that_does_not_fit_with_data_is_sent_first() {
     for (mtu, alone) in [(1500, true), (1496, false)] {
         let mut pair = Pair::new();
         pair.b = Node::new(MAC_B, mtu, 2, EndpointConfig::default());
@@ -106,7 +106,7 @@ fn credit_that_does_not_fit_beside_data_is_sent_first() {
     }
 }
 
-/// W-45: also the bitmap, which is shortened.
+/// W-45: this includes the bitmap, which is shortened.
 #[test]
 fn an_acknowledgement_is_no_longer_than_the_mtu() {
     let (mut pair, ..) = Pair::connected_with(128, EndpointConfig::default());
@@ -135,7 +135,7 @@ fn two_frames_of_a_batch_are_acknowledged_at_its_end_together() {
 /// time, large ones rarely.
 #[test]
 fn a_stream_is_acknowledged_as_its_sender_requests() {
-    for (buffer, least, most) in [(1 << 20, 4, 2000 / 8), (8 * 1489, 2000 / 8, 2000)] {
+    for (buffer, min, max) in [(1 << 20, 4, 2000 / 8), (8 * 1489, 2000 / 8, 2000)] {
         let mut pair = Pair::with(1500, EndpointConfig::default());
         pair.listen(1000, 8);
         let buffers = Buffers {
@@ -160,7 +160,7 @@ fn a_stream_is_acknowledged_as_its_sender_requests() {
         }
         let acks = pair.kinds(MAC_B, from, FrameType::Ack);
         assert!(
-            (least..=most).contains(&acks),
+            (min..=max).contains(&acks),
             "{acks} for a buffer of {buffer}"
         );
         assert!(
@@ -309,7 +309,7 @@ fn gaps_and_duplicates_are_acknowledged_at_once() {
     assert_eq!(
         pair.kinds(MAC_B, from, FrameType::Ack),
         1,
-        "long before the delay is over"
+        "long before the delay ends"
     );
     assert_eq!(pair.b.ep.counters().rx_drop_duplicate, 1);
 }

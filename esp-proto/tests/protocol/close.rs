@@ -21,7 +21,7 @@ fn half_close_leaves_the_other_direction_open() {
     assert_eq!(pair.b.app(b).closed, Some(CloseReason::Finished));
     assert_eq!(pair.a.app(a).closed, Some(CloseReason::Finished));
     assert_eq!(pair.a.state(a), State::TimeWait);
-    // The host has no say any more.
+    // Calls of the host have no effect any more.
     pair.a.ep.abort(pair.now, a, ResetReason::Aborted);
     pair.flush();
     assert_eq!(pair.a.state(a), State::TimeWait);

@@ -79,7 +79,7 @@ fn what_is_refused_is_counted_and_limited() {
     }
     assert_eq!(pair.b.ep.counters().rx_drop_backlog, 1);
 
-    // What the host has sent waits for the host as well.
+    // Resets that the host requests wait for the host, too.
     let mut pair = Pair::with(
         1500,
         EndpointConfig {
@@ -154,7 +154,7 @@ fn losses_gaps_and_copies_are_counted() {
     assert_eq!(pair.b.app(b).received, 14 * 1489);
     let info = pair.b.ep.info(b).unwrap();
     assert_eq!(info.duplicates, 3);
-    assert_eq!(info.out_of_order, 3, "12 to 14, behind the gap");
+    assert_eq!(info.out_of_order, 3, "12 to 14, after the gap");
     assert_eq!(info.packets_received, 14);
     assert_eq!(pair.b.ep.counters().rx_out_of_order, 3);
     let ours = *pair.a.ep.counters();

@@ -77,7 +77,7 @@ fn marks_count_when_both_sides_offered() {
     }
 }
 
-/// W-113: every bare acknowledgement from the first mark on, no other frame.
+/// W-113: every bare acknowledgement since the first mark, no other frame.
 #[test]
 fn the_count_is_in_every_acknowledgement_from_the_first_mark_on() {
     let (mut pair, a, _) = connected();
@@ -348,7 +348,7 @@ fn impossible_and_overtaken_counts_are_ignored() {
     assert_eq!(report(13), (12, 3, reduced), "nothing was sent since");
 }
 
-/// W-116: marks reduce the window instead of losses, down to its least.
+/// W-116: marks reduce the window instead of losses, down to its minimum.
 #[test]
 fn a_window_that_is_always_marked_becomes_small() {
     let (mut pair, a, _) = connected();

@@ -143,7 +143,7 @@ fn a_lost_credit_update_does_not_stop_the_connection() {
     assert!(pair.kinds(MAC_A, from, FrameType::Probe) >= 1, "W-40");
 }
 
-/// A host is not notified of each byte that its program reads: it looks when it has progress.
+/// A host is not notified of each byte that its program reads: it checks when there is progress.
 #[test]
 fn a_probe_finds_what_was_read_without_a_notice() {
     let (mut pair, a, b) = Pair::connected();
@@ -245,7 +245,7 @@ fn attach_refuses_a_buffer_too_small_for_the_agreed_payload() {
         Some(CloseReason::Reset(ResetReason::Resources))
     );
     assert_eq!(pair.b.ep.listeners().next().unwrap().1.waiting, 0);
-    assert!(4 * 1489 <= least_listener_capacity(1500));
+    assert!(4 * 1489 <= min_listener_capacity(1500));
 }
 
 #[test]

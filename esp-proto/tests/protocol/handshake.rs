@@ -286,7 +286,7 @@ fn a_half_open_connection_resets_a_sender_that_does_not_acknowledge_it() {
     assert_eq!(pair.b.ep.counters().rx_drop_ack_forged, 2);
 }
 
-/// Data waits for the set-up, also for one that crossing SYNs began (W-28).
+/// Data waits for the set-up, including one that crossing SYNs began (W-28).
 #[test]
 fn data_waits_until_the_set_up_is_complete() {
     for crossing in [false, true] {

@@ -10,7 +10,7 @@ use esp_proto::*;
 /// Enough for the time before the first GO, and some repetitions.
 const SETTLED: Duration = Duration::from_secs(2);
 
-/// What survives of a connection: its image and its program.
+/// The parts of a connection that survive: its image and its program.
 pub(super) struct Rest(ConnImage, App);
 
 /// Replaces a node's endpoint by a new one.
@@ -53,7 +53,7 @@ fn restart(node: &mut Node, now: Instant, seed: u8) -> ConnId {
     adopt(node, now, rest)
 }
 
-/// Connects, and has both sides write 100 kB of which a part is under way.
+/// Connects; both sides then write 100 kB, a part of which is in transit.
 fn busy() -> (Pair, ConnId, ConnId) {
     let (mut pair, a, b) = Pair::connected();
     pair.a.write(pair.now, a, 100_000);
@@ -242,7 +242,7 @@ fn a_side_may_lose_its_state_again_at_any_time() {
 
 #[test]
 fn ends_of_the_streams_survive() {
-    // The FIN of A is acknowledged, under way, or not sent when A loses its state.
+    // The FIN of A is acknowledged, in transit, or not sent when A loses its state.
     for pause in [0, 10, 25, 45, 5000] {
         for b_finishes in [false, true] {
             let (mut pair, a, b) = Pair::connected();
@@ -310,7 +310,11 @@ fn a_peer_that_still_adopts_is_silent() {
     finish(&mut pair, a, b);
     pair.run(SETTLED);
     let refused = CloseReason::Reset(ResetReason::Refused);
-    assert_eq!(pair.a.app(early).closed, Some(refused), "the grace is over");
+    assert_eq!(
+        pair.a.app(early).closed,
+        Some(refused),
+        "the grace period has ended"
+    );
 }
 
 #[test]
@@ -438,7 +442,7 @@ fn without_the_feature_there_is_no_image() {
     assert_eq!(pair.b.state(b), State::Established);
 }
 
-/// W-130: also to a peer that offers to move.
+/// W-130: this includes a peer that offers to move.
 #[test]
 fn resumption_is_only_offered_to_a_peer_that_offers_it() {
     let mut pair = Pair::new();

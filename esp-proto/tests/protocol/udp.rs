@@ -83,7 +83,7 @@ impl Routed {
         self.ends[0].connect(self.now, 5000, to.parse().unwrap(), 1000, options)
     }
 
-    /// Lets B receive bytes from any address; returns what it sends then.
+    /// Lets B receive bytes from any address; returns the packets that it then sends.
     fn feed(&mut self, src: &str, body: &[u8]) -> Vec<Sent> {
         let from = self.log.len();
         self.arrive(1, src.parse().unwrap(), body);
@@ -291,7 +291,7 @@ fn requests_are_as_long_as_their_answers() {
 /// W-123: the side that connects is silent once it believes that it is connected.
 #[test]
 fn a_connection_that_waited_for_room_is_accepted_soon_after() {
-    // The least MTU, at which there are no probes of the path.
+    // The minimum MTU, at which there are no probes of the path.
     let mut net = Routed::new(1260, &EndpointConfig::default());
     let options = ListenOptions {
         backlog: 1,
@@ -323,8 +323,8 @@ fn a_connection_that_waited_for_room_is_accepted_soon_after() {
     assert_eq!(established(&net), 2);
 }
 
-/// Lets nothing of B pass and sends a byte to it. `act` runs after a millisecond. Returns after how
-/// many milliseconds the connection ends.
+/// Drops all frames of B and sends a byte to it. `act` runs after a millisecond. Returns the number
+/// of milliseconds until the connection ends.
 fn ends_after(act: impl Fn(&mut Endpoint, Instant)) -> u128 {
     let (mut net, conn) = Routed::connected(1500);
     net.lost = |sent| sent.src == B.parse::<NodeAddr>().unwrap();
@@ -342,7 +342,7 @@ fn ends_after(act: impl Fn(&mut Endpoint, Instant)) -> u128 {
 }
 
 /// W-126: a peer whose node reports that its port is closed has ten seconds more to answer, however
-/// often that is reported, and the report concerns no other peer.
+/// often that is reported, and the report affects no other peer.
 #[test]
 fn a_peer_whose_port_is_closed_is_lost_sooner() {
     let report = |address: &str| {
@@ -364,8 +364,8 @@ fn a_peer_whose_port_is_closed_is_lost_sooner() {
     assert_eq!(often, sooner);
 }
 
-/// W-126: the report is no proof: a peer that answers is as alive as before, and one that owes no
-/// answer is not concerned.
+/// W-126: the report proves nothing: a peer that answers is as alive as before, and one that owes
+/// no answer is not affected.
 #[test]
 fn a_peer_that_answers_has_its_port() {
     let (mut net, conn) = Routed::connected(1500);
@@ -406,7 +406,7 @@ fn answers_to_one_network_have_a_rate() {
     assert_eq!(net.feed("10.9.3.9", &syn).len(), 1);
 }
 
-/// W-122: the UDP port is part of the address, and some addresses are no node's.
+/// W-122: the UDP port is part of the address, and some addresses belong to no node.
 #[test]
 fn data_from_another_udp_port_belongs_to_no_connection() {
     let (mut net, conn) = Routed::connected(1500);
@@ -439,7 +439,7 @@ fn data_from_another_udp_port_belongs_to_no_connection() {
 }
 
 /// A packet to another kind of address cannot be sent by the carrier, whose error would concern the
-/// packets behind it, too.
+/// packets after it, too.
 #[test]
 fn addresses_of_another_kind_are_refused() {
     let mut net = Routed::new(1500, &EndpointConfig::default());
@@ -468,7 +468,8 @@ fn the_largest_payload_is_what_ip_and_udp_leave() {
     }
 }
 
-/// W-124: what the smallest MTU of IPv6 carries needs no verification, and no more is sent before.
+/// W-124: packets that fit the minimum MTU of IPv6 need no verification, and longer ones are not
+/// sent before it.
 #[test]
 fn small_packets_are_used_until_a_larger_size_is_verified() {
     let (net, conn) = Routed::connected(9000);

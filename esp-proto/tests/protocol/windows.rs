@@ -43,7 +43,7 @@ fn parse(bytes: &[u8]) -> Result<Packet<'_>, WireError> {
     Ok((header, body, frame.ext))
 }
 
-/// Emits the packet with the length of its own body: bytes behind a block are not kept.
+/// Emits the packet with the length of its own body: bytes after a block are not kept.
 fn emit((header, body, ext): &Packet<'_>, out: &mut Vec<u8>) {
     let mut block = [0; MAX_SETUP];
     let payload: &[u8] = match body {

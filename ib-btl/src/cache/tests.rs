@@ -281,7 +281,7 @@ fn a_stale_range_is_not_found_under_a_new_one() {
     map(at, 32);
     assert!(used(&mut cache, &mut nic, at + 2 * PAGE, 20 * PAGE));
     assert!(used(&mut cache, &mut nic, at, 4 * PAGE));
-    // Also when a neighbour grows into its place.
+    // The same holds when a neighbour grows into its place.
     let at = map(0, 32);
     unmap(at + 16 * PAGE, 16);
     map(at + 16 * PAGE, 16);
@@ -305,10 +305,9 @@ fn a_stale_range_is_not_found_under_a_new_one() {
     }
 }
 
-/// While another thread frees and allocates all the time, nothing hangs and every use has the right
-/// number.
+/// While another thread frees and allocates all the time, nothing hangs and every use is counted.
 #[test]
-fn other_threads_may_free_meanwhile() {
+fn other_threads_may_free_concurrently() {
     let Some((_alone, fabric, mut nic, mut cache)) = setup(1 << 20) else {
         return;
     };

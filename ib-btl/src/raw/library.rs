@@ -57,7 +57,7 @@ library! {
     ibv_wc_status_str: fn(c_int) -> *const c_char;
 }
 
-/// Returns the library, or why it is not available.
+/// Returns the library, or the reason why it is not available.
 pub(super) fn library() -> Result<&'static Library, &'static str> {
     static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
     let load = || {

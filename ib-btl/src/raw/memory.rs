@@ -47,8 +47,8 @@ impl Memory {
         if !self.holds(at, bytes.len()) {
             return false;
         }
-        // SAFETY: within the memory, as just checked; a device may read it meanwhile, and gets old
-        // or new bytes.
+        // SAFETY: within the memory, as just checked; a device may read it at the same time, and
+        // gets old or new bytes.
         unsafe {
             let start = self.start.as_ptr().add(at);
             start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());

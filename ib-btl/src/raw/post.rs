@@ -41,7 +41,7 @@ impl Verbs {
             let good = status == GOOD
                 && self.datagrams.read(slot * SLOT, GRH, &mut header)
                 && self.datagrams.read(slot * SLOT + GRH, length, &mut bytes);
-            // A queue pair that accepts no more receives: peers give up in time.
+            // If the queue pair accepts no more receives, peers time out.
             let _ = self.receive_datagram(slot);
             let has_header = wc.wc_flags & WC_GRH != 0;
             let from = Source {
@@ -163,7 +163,7 @@ impl Nic for Verbs {
         };
         let memory = ptr::with_exposed_provenance_mut(address);
         let l = self.library;
-        // SAFETY: alive; the caller's promise.
+        // SAFETY: alive; the rest is guaranteed by the caller.
         let mr = unsafe {
             let mr = (l.ibv_reg_mr)(self.pd.ptr(), memory, length, access);
             Object::new("ibv_reg_mr", mr, l.ibv_dereg_mr)
@@ -317,12 +317,12 @@ impl Nic for Verbs {
         Ok(())
     }
 
-    unsafe fn share(&mut self, index: u32, buffer: Sge, most: usize) -> Result<(), NicError> {
+    unsafe fn share(&mut self, index: u32, buffer: Sge, max: usize) -> Result<(), NicError> {
         let l = self.library;
         if self.srq.is_none() {
             let mut attr = SrqInitAttr {
                 srq_context: ptr::null_mut(),
-                max_wr: u32::try_from(most).unwrap_or(u32::MAX),
+                max_wr: u32::try_from(max).unwrap_or(u32::MAX),
                 max_sge: 1,
                 srq_limit: 0,
             };
@@ -344,12 +344,12 @@ impl Nic for Verbs {
             num_sge: 1,
         };
         let mut bad = ptr::null_mut();
-        // SAFETY: alive; the request is copied by the call; the buffer is the caller's promise.
+        // SAFETY: alive; the request is copied by the call; the buffer is guaranteed by the caller.
         check(call, unsafe { post(srq.ptr(), &raw mut wr, &raw mut bad) })
     }
 
     fn datagram(&mut self, to: &Place, bytes: &[u8]) -> Result<(), NicError> {
-        let way = self.way(to)?;
+        let handle = self.address_handle(to)?;
         let bytes = bytes.get(..MAX_DATAGRAM).unwrap_or(bytes);
         let slot = DATAGRAMS + self.sent % DATAGRAMS;
         self.sent += 1;
@@ -369,7 +369,7 @@ impl Nic for Verbs {
             opcode: WR_SEND,
             send_flags: SEND_SIGNALED,
             imm_data: 0,
-            target: way.expose_provenance() as u64,
+            target: handle.expose_provenance() as u64,
             key: to.qpn,
             qkey: to.qkey,
             rest: [0; 9],
@@ -381,11 +381,11 @@ impl Nic for Verbs {
         }
     }
 
-    fn poll(&mut self, most: usize, out: &mut Vec<Completion>) -> Result<(), NicError> {
+    fn poll(&mut self, max: usize, out: &mut Vec<Completion>) -> Result<(), NicError> {
         let Some(poll) = self.ops().poll_cq else {
             return Ok(());
         };
-        let room = c_int::try_from(most.min(BATCH)).unwrap_or(0);
+        let room = c_int::try_from(max.min(BATCH)).unwrap_or(0);
         // SAFETY: alive, and there is room for this number.
         let count = unsafe { poll(self.cq.ptr(), room, self.wc.as_mut_ptr()) };
         let count = usize::try_from(count).map_err(|_| NicError::new("ibv_poll_cq", -count))?;
@@ -411,7 +411,7 @@ impl Nic for Verbs {
     fn calm(&mut self) {
         let (l, channel) = (self.library, self.channel.ptr());
         let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
-        // Bounded: each `arm` makes at most one event.
+        // Bounded: each `arm` causes at most one event.
         for _ in 0..16 {
             // SAFETY: alive; the descriptor does not block.
             if unsafe { (l.ibv_get_cq_event)(channel, &raw mut cq, &raw mut context) } != 0 {

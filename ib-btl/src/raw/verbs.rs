@@ -51,7 +51,8 @@ impl<T> Object<T> {
     /// Wraps the result of a call that returns an object, or NULL and sets errno.
     ///
     /// # Safety
-    /// The object is valid, and the caller's, until `end` is called for it.
+    /// Unless it is null, `object` must be valid and owned by the caller until `end` is called for
+    /// it.
     pub(super) unsafe fn new(
         call: &'static str,
         object: *mut T,
@@ -83,7 +84,7 @@ impl<T> Drop for Object<T> {
 /// Opens and inspects each device in turn, or only the one named `only`.
 fn each_device<T>(
     only: Option<&str>,
-    mut look: impl FnMut(&'static Library, &str, Result<Object<Context>, NicError>) -> Option<T>,
+    mut inspect: impl FnMut(&'static Library, &str, Result<Object<Context>, NicError>) -> Option<T>,
 ) -> Result<Vec<T>, IbError> {
     let library = library().map_err(|why| IbError::NoLibrary(why.into()))?;
     let mut count = 0;
@@ -111,7 +112,7 @@ fn each_device<T>(
                 let context = (library.ibv_open_device)(device);
                 Object::new("ibv_open_device", context, library.ibv_close_device)
             };
-            found.extend(look(library, &name, context));
+            found.extend(inspect(library, &name, context));
         }
     }
     // SAFETY: returned above; opened devices stay valid.
@@ -147,7 +148,7 @@ pub(crate) struct Verbs {
     pub(super) connections: Vec<Option<Connection>>,
     pub(super) ud: Object<Qp>,
     pub(super) srq: Option<Object<Srq>>,
-    pub(super) ways: HashMap<[u8; 16], Object<Ah>>,
+    pub(super) address_handles: HashMap<[u8; 16], Object<Ah>>,
     pub(super) registered: HashMap<u64, Object<Mr>>,
     pub(super) cq: Object<Cq>,
     pub(super) channel: Object<CompChannel>,
@@ -159,7 +160,7 @@ pub(crate) struct Verbs {
     pub(super) library: &'static Library,
     pub(super) about: About,
     pub(super) gid_index: u8,
-    /// Maximum number of reads in flight on a connection: the peer's, and the own ones.
+    /// Maximum number of reads in flight on a connection: the peer's, and this process's.
     pub(super) reads: [u8; 2],
     /// Connections by the number of the queue pair, for arrivals in the shared queue.
     pub(super) numbers: HashMap<u32, u32>,
@@ -168,7 +169,7 @@ pub(crate) struct Verbs {
     pub(super) wc: [Wc; BATCH],
 }
 
-// SAFETY: libibverbs may be called from any thread, and this value is used by one at a time.
+// SAFETY: libibverbs may be called from any thread, and one thread at a time uses this value.
 unsafe impl Send for Verbs {}
 
 impl fmt::Debug for Verbs {
@@ -201,10 +202,10 @@ impl Verbs {
         }?;
         let ethernet = attr.link_layer == LINK_LAYER_ETHERNET;
         let (gid_index, gid) = gid(l, &context, port, &attr).ok_or_else(|| {
-            no_port("has no such global id: has its interface an address?".into())
+            no_port("has no usable GID: does its network interface have an IP address?".into())
         })?;
-        let most = usize::try_from(device.max_cqe).unwrap_or(0).max(1);
-        let room = completions.saturating_add(DATAGRAMS * 2).min(most);
+        let max = usize::try_from(device.max_cqe).unwrap_or(0).max(1);
+        let room = completions.saturating_add(DATAGRAMS * 2).min(max);
         let mut qkey = [0; 4];
         getrandom::fill(&mut qkey).map_err(|_| IbError::NoRandom)?;
         let about = About {
@@ -246,12 +247,12 @@ impl Verbs {
         let depth = DATAGRAMS as u32;
         let ud = create_qp(l, (&pd, &cq, None), QPT_UD, (depth, depth), 0)?;
         // Limits of the device on concurrent reads, as responder and as initiator.
-        let reads = |most: c_int| u8::try_from(most.clamp(0, READS)).unwrap_or(0);
+        let reads = |max: c_int| u8::try_from(max.clamp(0, READS)).unwrap_or(0);
         let mut verbs = Verbs {
             connections: Vec::new(),
             ud,
             srq: None,
-            ways: HashMap::new(),
+            address_handles: HashMap::new(),
             registered: HashMap::new(),
             cq,
             channel,
@@ -333,22 +334,22 @@ impl Verbs {
     }
 
     /// Returns the address handle of a port.
-    pub(super) fn way(&mut self, to: &Place) -> Result<*mut Ah, NicError> {
+    pub(super) fn address_handle(&mut self, to: &Place) -> Result<*mut Ah, NicError> {
         let mut key = to.gid;
         key[0] ^= (to.lid >> 8) as u8;
         key[1] ^= to.lid as u8;
-        if let Some(way) = self.ways.get(&key) {
-            return Ok(way.ptr());
+        if let Some(handle) = self.address_handles.get(&key) {
+            return Ok(handle.ptr());
         }
         let mut attr = self.address(to);
         let l = self.library;
         // SAFETY: alive.
-        let way = unsafe {
-            let way = (l.ibv_create_ah)(self.pd.ptr(), &raw mut attr);
-            Object::new("ibv_create_ah", way, l.ibv_destroy_ah)
+        let handle = unsafe {
+            let handle = (l.ibv_create_ah)(self.pd.ptr(), &raw mut attr);
+            Object::new("ibv_create_ah", handle, l.ibv_destroy_ah)
         }?;
-        let at = way.ptr();
-        self.ways.insert(key, way);
+        let at = handle.ptr();
+        self.address_handles.insert(key, handle);
         Ok(at)
     }
 }

@@ -10,17 +10,17 @@
 //!   event is pending (from before the address can be reused until the event was read).
 //!
 //! Together they miss nothing: call [`Watch::holds`] first, then [`Watch::gone`]. If a range was
-//! unmapped and mapped again before, then either it is not registered any more, or (a neighbour
+//! unmapped and mapped again before, then either it is no longer registered, or (if a neighbour
 //! grew into it by `mremap`) its event was read under the lock that `gone` takes.
 //!
 //! Only private anonymous memory is watched, because pages of a file may be removed by others
 //! without an event here.
 //!
-//! A process has one userfaultfd for all watches. The kernel does not tell by whose userfaultfd a
-//! range is registered, so with several, [`Watch::holds`] would count a range as watched whose
-//! events another watch gets. It stays open, and its thread runs, until the process ends: ranges
-//! stay registered while a forked child has a copy of the descriptor, and unmapping them without
-//! the thread would wait for that child.
+//! A process has one userfaultfd for all watches. The kernel does not report with which userfaultfd
+//! a range is registered. With several, [`Watch::holds`] would count a range as watched although
+//! its events go to another watch. The userfaultfd stays open, and its thread runs, until the
+//! process ends: ranges stay registered while a forked child has a copy of the descriptor, and
+//! unmapping them without the thread would wait for that child.
 
 use std::ffi::c_int;
 use std::fs::File;
@@ -58,13 +58,13 @@ struct Message {
     arg: [u64; 3],
 }
 
-/// Memory ranges that were unmapped, as far as they are known.
+/// Memory ranges known to be unmapped.
 struct Gone {
     ranges: [(u64, u64); ROOM],
     count: usize,
 }
 
-/// The ranges for each watch, by its place; `None`: the place is free.
+/// The ranges for each watch, by its index; `None`: the index is free.
 type Lists = [Option<Box<Gone>>; WATCHES];
 
 /// The userfaultfd of a process.
@@ -73,7 +73,7 @@ struct Source {
     /// Nothing is allocated or freed while it is locked: freeing watched memory waits for the
     /// thread, which waits for this lock.
     lists: Mutex<Lists>,
-    /// Process that created it. It watches the memory of that one, also in a forked child.
+    /// Process that created it, whose memory it watches, even from a forked child.
     process: u32,
 }
 
@@ -196,7 +196,7 @@ impl Watch {
         }
     }
 
-    /// Watches whole pages from now on.
+    /// Starts to watch whole pages.
     ///
     /// # Errors
     /// The range is not private anonymous memory, or is watched by other code.
@@ -211,7 +211,7 @@ impl Watch {
         )
     }
 
-    /// Returns whether all of the range is watched and no event is pending.
+    /// Checks that all of the range is watched and no event is pending.
     pub(crate) fn holds(&self, start: usize, end: usize) -> Result<(), Moving> {
         let result = control(
             &self.source.fd,
@@ -332,7 +332,7 @@ pub(crate) mod tests {
 
     const PAGE: usize = 4096;
 
-    /// Locked by tests with a watch, which also sees what the watches of others see.
+    /// Locked by tests with a watch, because a watch also reports the ranges of other watches.
     pub(crate) static ALONE: Mutex<()> = Mutex::new(());
 
     fn map(at: usize, pages: usize) -> usize {
@@ -466,7 +466,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn every_watch_sees_what_another_one_watches() {
+    fn every_watch_sees_the_ranges_of_another() {
         let Some((_alone, first)) = watch() else {
             return;
         };
@@ -497,7 +497,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn unmapping_ends_after_the_last_watch_beside_a_forked_child() {
+    fn unmapping_ends_after_the_last_watch_despite_a_forked_child() {
         let Some((_alone, watch)) = watch() else {
             return;
         };

@@ -7,7 +7,7 @@ use btl::{PeerError, PeerInfo, Rank, Unreachable};
 
 use super::{BATCH, CONTROL, IbBtl, PIECES, Peer, State, completions, now, receives, registered};
 use crate::IbError;
-use crate::credit::{Credits, Debt};
+use crate::credit::{Credits, ReceiveCredits};
 use crate::error::explain;
 use crate::nic::{Completion, NicError, Remote, Source};
 use crate::wire::{ASK, HAVE, Hello, LEAVING, PeerAddress};
@@ -15,8 +15,8 @@ use crate::wire::{ASK, HAVE, Hello, LEAVING, PeerAddress};
 /// Time without any datagram of a peer after which it is lost. A live process requests its
 /// connections when it adds its peers.
 const SILENT_LIMIT: Duration = Duration::from_secs(8);
-/// Time after which a peer is lost that has requested a connection but does not answer, perhaps
-/// because it computes.
+/// Time after which a peer that has requested a connection but does not answer, possibly because it
+/// computes, is lost.
 const CONNECT_LIMIT: Duration = Duration::from_secs(60);
 
 impl IbBtl {
@@ -26,7 +26,7 @@ impl IbBtl {
             return no("the transport is closed".into());
         };
         if rank == self.config.rank {
-            return no("the own rank is served by other transports".into());
+            return no("messages of a rank to itself use other transports".into());
         }
         if rank >= self.config.size {
             return no(format!(
@@ -35,10 +35,10 @@ impl IbBtl {
             ));
         }
         let Some(address) = PeerAddress::decode(bytes) else {
-            return no("its address is of another transport or version".into());
+            return no("its address is that of another transport or version".into());
         };
         if address.job != self.job || address.rank != rank || !address.is_sound() {
-            return no("its address is of another job, another rank or another rail".into());
+            return no("its address is that of another job, rank or rail".into());
         }
         let about = nic.about();
         if (address.ethernet != 0) != about.ethernet {
@@ -82,10 +82,10 @@ impl IbBtl {
         let Some(nic) = &mut self.nic else {
             return Err(IbError::Config("closed".into()));
         };
-        let most = nic.about().max_completions;
-        if needed > most {
+        let max = nic.about().max_completions;
+        if needed > max {
             return Err(IbError::NoPort(format!(
-                "the device has room for {most} completions, which is less than one more peer needs"
+                "the device has room for {max} completions, which is less than one more peer needs"
             )));
         }
         let mut random = [0; 4];
@@ -117,7 +117,7 @@ impl IbBtl {
             theirs: None,
             ring,
             credits: Credits::new(credits),
-            debt: Debt::new(blocks),
+            receive_credits: ReceiveCredits::new(blocks),
             flights: VecDeque::new(),
             posted: 0,
             unsignaled: 0,
@@ -131,7 +131,7 @@ impl IbBtl {
     }
 
     fn path(&self, address: &PeerAddress, here: bool) -> PeerInfo {
-        let longest = address.longest();
+        let longest = address.max_message();
         let bandwidth = self.nic.as_ref().map_or(0, |nic| nic.about().bandwidth);
         let least = [bandwidth, address.bandwidth]
             .into_iter()
@@ -278,12 +278,12 @@ impl IbBtl {
                 ASK
             };
             if let Err(error) = self.greet(rank, peer, flags) {
-                self.no_way(peer, &error);
+                self.no_route(peer, &error);
             }
         }
     }
 
-    fn no_way(&mut self, peer: &mut Peer, error: &NicError) {
+    fn no_route(&mut self, peer: &mut Peer, error: &NicError) {
         let text = format!("no route to its port: {error}");
         self.stop(peer, PeerError::Lost(text));
     }
@@ -311,7 +311,7 @@ impl IbBtl {
                     let text = format!("{text} in {limit:?} to {tries} requests for a connection");
                     self.stop(&mut peer, PeerError::Lost(text));
                 } else if let Err(error) = self.greet(rank as Rank, &peer, ASK) {
-                    self.no_way(&mut peer, &error);
+                    self.no_route(&mut peer, &error);
                 } else {
                     let pause = Duration::from_millis(if tries < 20 { 20 } else { 200 });
                     peer.state = State::Connecting {

@@ -13,7 +13,7 @@ use btl::{
 use super::ends::PROBE_EVERY;
 use super::one_sided::How;
 use super::{BATCH, IbBtl, Notice, State};
-use crate::wire::{Key, MOST_NOTICES};
+use crate::wire::{Key, MAX_NOTICES};
 
 /// Time that `drop_peer` waits for the peer's last messages.
 const DROP_WAIT: Duration = Duration::from_millis(100);
@@ -32,7 +32,7 @@ impl Tx for IbBtl {
         offset: usize,
         token: u64,
     ) -> Result<Started, SendError> {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let local = local.expose_provenance();
             self.start(peer, local, length, (key, offset), token, How::Get)
@@ -48,7 +48,7 @@ impl Tx for IbBtl {
         offset: usize,
         token: u64,
     ) -> Result<Started, SendError> {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let local = local.expose_provenance();
             self.start(peer, local, length, (key, offset), token, How::Put)
@@ -68,7 +68,7 @@ impl NoticedPuts for IbBtl {
         offset: usize,
         token: u64,
     ) -> Result<Started, SendError> {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let local = local.expose_provenance();
             self.start(peer, local, length, (key, offset), token, How::Last)
@@ -83,15 +83,15 @@ impl NoticedPuts for IbBtl {
         notice: &[u8],
     ) -> Result<Region, RegisterError> {
         // Numbers wrap around after 2²⁹. Without a notice, or without bytes, there is no number.
-        let number = ((self.next_region + 1) % u64::from(MOST_NOTICES)) as u32 + 1;
+        let number = ((self.next_region + 1) % u64::from(MAX_NOTICES)) as u32 + 1;
         let mut header = [0; MAX_HEADER];
         let free = length > 0 && !self.notices.contains_key(&number);
         let Some(place) = header.get_mut(..notice.len()).filter(|_| free) else {
-            // SAFETY: the caller's promise, passed on.
+            // SAFETY: guaranteed by the caller.
             return unsafe { self.register_as(memory, length, 0) };
         };
         place.copy_from_slice(notice);
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: guaranteed by the caller.
         let region = unsafe { self.register_as(memory, length, number) }?;
         self.notices.insert(
             number,
@@ -126,7 +126,7 @@ impl IbBtl {
         let handle = self.next_region;
         let mut rkey = 0;
         if length > 0 {
-            // SAFETY: the caller's promise, passed on.
+            // SAFETY: guaranteed by the caller.
             let held = unsafe { self.cache.acquire(&mut **nic, address, length) }?;
             self.regions.insert(handle, (held.id, notice));
             rkey = held.rkey;
@@ -188,15 +188,15 @@ impl Btl for IbBtl {
             nic.calm();
         }
         let done = self.take_completions(events);
-        for rank in std::mem::take(&mut self.debtors) {
-            self.pay(rank);
+        for rank in std::mem::take(&mut self.credit_returns) {
+            self.return_credits(rank);
         }
         self.check_timers(slept);
         done
     }
 
     unsafe fn register(&mut self, memory: *mut u8, length: usize) -> Result<Region, RegisterError> {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.register_as(memory, length, 0) }
     }
 
@@ -225,12 +225,11 @@ impl Btl for IbBtl {
         let broken = nic.poll(BATCH, &mut batch).is_err();
         self.stash.extend(batch.drain(..));
         self.batch = batch;
-        self.stash.is_empty() && !self.failing && self.debtors.is_empty() && !broken
+        self.stash.is_empty() && !self.failing && self.credit_returns.is_empty() && !broken
     }
 
     /// Waits up to `DROP_WAIT` for the last messages. A stopped queue pair refuses every access,
-    /// even
-    /// with keys of registrations that the cache keeps.
+    /// even with keys of registrations that the cache keeps.
     fn drop_peer(&mut self, rank: Rank) -> bool {
         let connected = match self.peer(rank).map(|peer| &peer.state) {
             _ if self.nic.is_none() => return true,

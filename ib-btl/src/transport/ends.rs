@@ -42,7 +42,7 @@ impl IbBtl {
     pub(super) fn fail_by(&mut self, rank: Rank, status: u32) {
         let error = match status {
             // When a process ends, its memory is released before its queue pairs. Otherwise the
-            // peer has lied.
+            // peer has announced a wrong key.
             REMOTE_ACCESS => PeerError::Lost(
                 "its memory is not accessible: it is ending, or never registered it".into(),
             ),
@@ -202,7 +202,7 @@ impl IbBtl {
                 let Some(peer) = self.peer_mut(rank) else {
                     continue;
                 };
-                peer.over(id as u32, |_, _| ());
+                peer.complete(id as u32, |_, _| ());
                 if status != GOOD {
                     peer.posted = 0;
                 }

@@ -10,7 +10,7 @@ use crate::nic::{Completion, GOOD, PostMode, Sge, Verb};
 use crate::wire::{Arrival, Kind, PREFIX, classify, immediate, prefix, read_prefix};
 use crate::{BLOCK, MESSAGE_BLOCKS};
 
-/// Length from which bodies are delivered in place. Only shorter ones are interpreted more than
+/// Minimum length of a body that is delivered in place. Only shorter ones are interpreted more than
 /// once.
 const IN_PLACE: usize = 1024;
 
@@ -42,7 +42,7 @@ pub(super) fn room(
     if header > MAX_HEADER {
         return too_long(header, MAX_HEADER);
     }
-    let (length, limit) = (header.saturating_add(body), peer.address.longest());
+    let (length, limit) = (header.saturating_add(body), peer.address.max_message());
     if length > limit {
         return too_long(length, limit);
     }
@@ -96,7 +96,7 @@ impl IbBtl {
             }
             flight.count + usize::from(held.is_some())
         };
-        let freed = peer.debt.owed();
+        let freed = peer.receive_credits.unreturned();
         let word = immediate(Kind::Message, freed, own);
         let first = peer.credits.take(count);
         let (verb, to) = if peer.address.blocks == 0 {
@@ -123,7 +123,7 @@ impl IbBtl {
             self.fail(rank, error.clone());
             return Err(SendError::Failed { peer: rank, error });
         }
-        peer.debt.paid(freed);
+        peer.receive_credits.returned(freed);
         peer.spoke = now;
         (flight.theirs, flight.sequence) = (count, sequence);
         peer.flights.push_back(flight);
@@ -157,7 +157,7 @@ impl IbBtl {
             let empty = count < BATCH && self.stash.is_empty();
             // Once earlier arrivals are delivered, failures can be reported, even while others keep
             // sending.
-            let enough = |this: &IbBtl| this.stash.is_empty() && this.taken > this.most_waiting();
+            let enough = |this: &IbBtl| this.stash.is_empty() && this.taken > this.max_waiting();
             if self.failing && (empty || enough(self)) {
                 done += self.report_failed(events);
             }
@@ -174,7 +174,7 @@ impl IbBtl {
                 self.datagram(from, &bytes);
                 1
             }
-            Completion::Done { id, status } => self.posted_over(id, status, events),
+            Completion::Done { id, status } => self.request_done(id, status, events),
             Completion::Arrived {
                 connection,
                 status,
@@ -214,7 +214,7 @@ impl IbBtl {
     }
 
     /// Handles the completion of a work request.
-    fn posted_over(&mut self, number: u64, status: u32, events: &mut dyn Events) -> usize {
+    fn request_done(&mut self, number: u64, status: u32, events: &mut dyn Events) -> usize {
         let (connection, low) = ((number >> 32) as u32, number as u32);
         let Some(rank) = self.rank_of(connection) else {
             return 0;
@@ -224,7 +224,7 @@ impl IbBtl {
         };
         let shared = peer.address.blocks == 0;
         let mut held = std::mem::take(&mut self.held);
-        peer.over(low, |credits, flight| {
+        peer.complete(low, |credits, flight| {
             self.pool.give(flight);
             held.extend(flight.held);
             if shared {
@@ -241,11 +241,11 @@ impl IbBtl {
         let mut done = 0;
         // Operations of a failed connection are reported with its failure.
         for index in held.drain(..).filter(|_| status == GOOD) {
-            done += self.operation_over(index, events);
+            done += self.operation_done(index, events);
         }
         self.held = held;
         if low & !INDEX == OPERATION {
-            done += self.piece_over(rank, low & INDEX, status, events);
+            done += self.piece_done(rank, low & INDEX, status, events);
         }
         done
     }
@@ -323,11 +323,11 @@ impl IbBtl {
         };
         self.notices.remove(&number);
         if let Some(peer) = self.peer_mut(rank).filter(|_| !shared) {
-            peer.debt.took(1);
+            peer.receive_credits.consumed(1);
         }
         let header = notice.header.get(..notice.length).unwrap_or_default();
         events.message(self, rank, header, &[]);
-        self.pay(rank);
+        self.return_credits(rank);
         1
     }
 
@@ -349,7 +349,7 @@ impl IbBtl {
                 (length as usize).min(BLOCK),
             ),
             (None, Some((memory, _)), _) => (
-                Some((memory, peer.debt.next() * BLOCK)),
+                Some((memory, peer.receive_credits.next() * BLOCK)),
                 MESSAGE_BLOCKS * BLOCK,
             ),
             _ => (None, 0),
@@ -389,31 +389,31 @@ impl IbBtl {
         let taken = (PREFIX + header.len() + length).div_ceil(BLOCK);
         self.scratch = bytes;
         if let Some(peer) = self.peer_mut(rank).filter(|_| shared.is_none()) {
-            peer.debt.took(taken);
+            peer.receive_credits.consumed(taken);
         }
-        self.pay(rank);
+        self.return_credits(rank);
         1
     }
 
-    /// Returns credits if half of them are owed, now or when the queue has room.
-    pub(super) fn pay(&mut self, rank: Rank) {
+    /// Returns credits if half of them are unreturned, now or when the queue has room.
+    pub(super) fn return_credits(&mut self, rank: Rank) {
         let Some(peer) = self.peer(rank) else {
             return;
         };
-        let owed = peer.debt.owed();
-        if !peer.debt.is_due() || peer.state != State::Connected {
+        let owed = peer.receive_credits.unreturned();
+        if !peer.receive_credits.is_due() || peer.state != State::Connected {
             return;
         }
         if !self.post_empty(rank, Some((Kind::Credit, owed))) {
-            if !self.debtors.contains(&rank) {
-                self.debtors.push(rank);
+            if !self.credit_returns.contains(&rank) {
+                self.credit_returns.push(rank);
             }
         } else if let Some(peer) = self.peer_mut(rank) {
-            peer.debt.paid(owed);
+            peer.receive_credits.returned(owed);
         }
     }
 
-    /// Returns whether all messages to a peer have arrived. Requests a completion if none is
+    /// Returns true if all messages to a peer have arrived. Requests a completion if none is
     /// pending.
     pub(super) fn flush_peer(&mut self, rank: Rank) -> bool {
         let Some(peer) = self.peer(rank) else {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use btl::{PeerError, Rank, SendError};
 
 use crate::cache::{Cache, CacheStats};
-use crate::credit::{Credits, Debt};
+use crate::credit::{Credits, ReceiveCredits};
 use crate::nic::{Completion, Nic, Queue, Registered, Sge, Source};
 use crate::raw::memory::Memory;
 use crate::raw::verbs::{Verbs, ports};
@@ -34,7 +34,7 @@ const UNSIGNALED: usize = 16;
 /// Number of receives that are posted together.
 const REPOST: usize = 8;
 /// Maximum number of waiting datagrams in each direction.
-const MOST_DATAGRAMS: usize = 128;
+const MAX_DATAGRAMS: usize = 128;
 /// Maximum number of memory pieces of a message: blocks, and a held body.
 const SGES: usize = MESSAGE_BLOCKS + 1;
 
@@ -43,7 +43,7 @@ const SGES: usize = MESSAGE_BLOCKS + 1;
 pub struct Stats {
     /// Received messages of no known peer.
     pub strays: u64,
-    /// Connection requests from another port or queue pair than the rank's address names.
+    /// Connection requests from a port or queue pair other than that in the rank's address.
     pub forged: u64,
     /// Counters of the registration cache.
     pub cache: CacheStats,
@@ -81,8 +81,8 @@ pub struct IbBtl {
     taken: usize,
     /// A wake-up was requested.
     armed: bool,
-    /// Peers to which credits are owed and whose queue was full.
-    debtors: Vec<Rank>,
+    /// Peers to which credits must be returned and whose queue was full.
+    credit_returns: Vec<Rank>,
     /// Peers being dropped, and since when.
     closing: Vec<(Rank, Duration)>,
     /// Registrations by handle: their use, and the number of their notice or 0.
@@ -148,7 +148,7 @@ struct Peer {
     theirs: Option<Hello>,
     ring: Option<(Memory, Registered)>,
     credits: Credits,
-    debt: Debt,
+    receive_credits: ReceiveCredits,
     flights: VecDeque<Flight>,
     /// Work requests without completion.
     posted: usize,
@@ -191,8 +191,8 @@ fn find(peers: &mut [Option<Box<Peer>>], rank: Rank) -> Option<&mut Peer> {
     peers.get_mut(rank as usize)?.as_deref_mut()
 }
 
-/// Returns the time since a fixed moment, with a resolution of some milliseconds. The coarse clock
-/// is cheap also where the precise one is not.
+/// Returns the time since a fixed moment, with a resolution of a few milliseconds. The coarse clock
+/// is cheap even where the precise one is not.
 fn now() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
     Duration::new(
@@ -212,7 +212,7 @@ impl Peer {
     }
 
     /// Completes a request and the messages before it, which may have no completion of their own.
-    fn over(&mut self, number: u32, mut each: impl FnMut(&mut Credits, &Flight)) {
+    fn complete(&mut self, number: u32, mut each: impl FnMut(&mut Credits, &Flight)) {
         if number & !INDEX != MESSAGE {
             self.posted = self.posted.saturating_sub(1);
         }
@@ -278,7 +278,7 @@ impl IbBtl {
     /// Opens a port of this machine.
     ///
     /// # Errors
-    /// There is no port, or it cannot be used; the error says why.
+    /// There is no port, or it cannot be used; the error contains the reason.
     pub fn new(config: IbConfig) -> Result<IbBtl, IbError> {
         config.check()?;
         let (device, port) = match &config.device {
@@ -349,7 +349,7 @@ impl IbBtl {
             failing: false,
             taken: 0,
             armed: false,
-            debtors: Vec::new(),
+            credit_returns: Vec::new(),
             closing: Vec::new(),
             regions: HashMap::new(),
             next_region: 0,
@@ -415,9 +415,9 @@ impl IbBtl {
 
     /// Returns the maximum number of waiting completions. After taking this many, all that were
     /// waiting at the start are taken.
-    fn most_waiting(&self) -> usize {
+    fn max_waiting(&self) -> usize {
         let peers = self.peers.iter().flatten().count();
-        completions(&self.config, peers).saturating_add(2 * MOST_DATAGRAMS)
+        completions(&self.config, peers).saturating_add(2 * MAX_DATAGRAMS)
     }
 
     /// Returns the maximum number of work requests of a connection.

@@ -40,7 +40,7 @@ impl HeldSends for IbBtl {
         }
         let bytes = match length {
             0 => &[],
-            // SAFETY: readable for `length` bytes, as the caller promises.
+            // SAFETY: readable for `length` bytes, as the caller guarantees.
             _ => unsafe { std::slice::from_raw_parts(body, length) },
         };
         let depth = self.depth();
@@ -56,7 +56,7 @@ impl HeldSends for IbBtl {
             let Some(nic) = &mut self.nic else {
                 return Err(SendError::Closed);
             };
-            // SAFETY: the caller's promise, until completion.
+            // SAFETY: guaranteed by the caller until completion.
             unsafe { self.cache.acquire(&mut **nic, address, length) }.ok()
         };
         // An inline body is copied by the post; one that cannot be registered is copied to blocks.
@@ -140,7 +140,7 @@ impl IbBtl {
         let Some(nic) = &mut self.nic else {
             return Err(SendError::Closed);
         };
-        // SAFETY: the caller's promise, until completion.
+        // SAFETY: guaranteed by the caller until completion.
         let held = unsafe { self.cache.acquire(&mut **nic, local, length) };
         // Memory that cannot be registered is sent in messages by the layer above.
         let held = held.map_err(|_| SendError::Unsupported)?;
@@ -192,7 +192,7 @@ impl IbBtl {
     }
 
     /// Completes an operation.
-    pub(super) fn operation_over(&mut self, index: u32, events: &mut dyn Events) -> usize {
+    pub(super) fn operation_done(&mut self, index: u32, events: &mut dyn Events) -> usize {
         let Some(token) = self.take_operation(index) else {
             return 0;
         };
@@ -218,8 +218,8 @@ impl IbBtl {
                 peer.unposted.pop_front();
                 continue;
             };
-            let most = if operation.reads { READ_PART } else { PIECE };
-            let now = operation.left.min(most);
+            let max = if operation.reads { READ_PART } else { PIECE };
+            let now = operation.left.min(max);
             let sge = Sge {
                 address: operation.local,
                 length: now as u32,
@@ -242,7 +242,7 @@ impl IbBtl {
             let to = (operation.remote, operation.rkey);
             let number = id(rank, OPERATION, index);
             let mode = PostMode::Registered;
-            // SAFETY: registered, and the caller's promise, until completion.
+            // SAFETY: registered until completion; the rest is guaranteed by the caller.
             let result = unsafe { nic.post(peer.queue, number, verb, &[sge], to, mode) };
             if let Err(error) = result {
                 return self.fail(rank, PeerError::Lost(error.to_string()));
@@ -260,7 +260,7 @@ impl IbBtl {
     }
 
     /// Handles the completion of a part, and of the operation with the last one.
-    pub(super) fn piece_over(
+    pub(super) fn piece_done(
         &mut self,
         rank: Rank,
         index: u32,
@@ -287,7 +287,7 @@ impl IbBtl {
             if operation.notice.is_some() && peer.address.blocks == 0 {
                 let _ = peer.credits.give(1);
             }
-            done = self.operation_over(index, events);
+            done = self.operation_done(index, events);
         }
         self.issue(rank);
         done

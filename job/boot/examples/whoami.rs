@@ -34,7 +34,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     if job.get((rank + 1) % size, "nothing")?.is_some() {
         return Err("a value that was never published".into());
     }
-    // Values of a second round are visible beside those of the first.
+    // Values of a second round are visible in addition to those of the first.
     job.put("again", &rank.to_le_bytes())?;
     job.fence()?;
     let last = size - 1;

@@ -51,7 +51,7 @@ impl Environment {
     ) -> Result<&str, BootError> {
         self.get(variable).ok_or_else(|| {
             BootError::Environment(format!(
-                "{variable} is not set, which {because} needs: {remedy}"
+                "{variable} is not set but needed by {because}: {remedy}"
             ))
         })
     }
@@ -65,10 +65,10 @@ impl Environment {
     ) -> Result<T, BootError> {
         let value = self.need(variable, because, remedy)?;
         let number = value.parse();
-        number.map_err(|_| bad(variable, value, "a number is expected"))
+        number.map_err(|_| bad(variable, value, "expected a number"))
     }
 
-    /// Returns the longest wait for an answer.
+    /// Returns the maximum time to wait for an answer.
     fn timeout(&self) -> Result<Duration, BootError> {
         let Some(value) = self.get("ESP_BOOT_TIMEOUT") else {
             return Ok(TIMEOUT);
@@ -78,7 +78,7 @@ impl Environment {
                 Ok(Duration::from_secs_f64(seconds))
             }
             _ => {
-                let want = "seconds are expected, 0.001 to 86400";
+                let want = "expected 0.001 to 86400 seconds";
                 Err(bad("ESP_BOOT_TIMEOUT", value, want))
             }
         }
@@ -100,7 +100,7 @@ pub(crate) fn check_place(rank: u32, size: u32, names: (&str, &str)) -> Result<(
         return Err(bad(names.1, &size.to_string(), want));
     }
     if rank >= size {
-        let want = format!("the {size} ranks are counted from 0");
+        let want = format!("the {size} ranks are numbered from 0");
         return Err(bad(names.0, &rank.to_string(), &want));
     }
     Ok(())
@@ -140,7 +140,7 @@ pub fn detect_in(env: &Environment) -> Result<Bootstrap, BootError> {
         other => Err(bad(
             "ESP_BOOT",
             other,
-            "pmix, pmi1, fixed or single is expected",
+            "expected pmix, pmi1, fixed or single",
         )),
     }
 }
@@ -171,7 +171,7 @@ mod tests {
         for (variables, part) in [
             (
                 &[("ESP_BOOT", "mpd")][..],
-                "ESP_BOOT=mpd: pmix, pmi1, fixed or single",
+                "ESP_BOOT=mpd: expected pmix, pmi1, fixed or single",
             ),
             (&[("ESP_BOOT_TIMEOUT", "-1")], "ESP_BOOT_TIMEOUT=-1"),
             (&[("ESP_BOOT_TIMEOUT", "NaN")], "ESP_BOOT_TIMEOUT=NaN"),
@@ -179,7 +179,7 @@ mod tests {
             (&[("PMI_FD", "6")], "PMI_RANK is not set"),
             (
                 &[("PMI_FD", "6"), ("PMI_RANK", "x"), ("PMI_SIZE", "2")],
-                "PMI_RANK=x: a number",
+                "PMI_RANK=x: expected a number",
             ),
             (
                 &[("PMI_FD", "6"), ("PMI_RANK", "2"), ("PMI_SIZE", "2")],

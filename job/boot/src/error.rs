@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Error of joining a job. The text is one line that says what happened and what to do.
+/// Error of joining a job. The text is one line with the failure and its remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
     /// A variable of the environment is missing or has an invalid value.
@@ -11,14 +11,14 @@ pub enum BootError {
     /// The library for PMIx is missing or damaged. Holds the loader's error for each path.
     #[error(
         "this job's launcher speaks PMIx, but its library cannot be loaded ({0}). Install it \
-         (Debian, Ubuntu: apt install libpmix2; Fedora: dnf install pmix), or say where it is: \
+         (Debian, Ubuntu: apt install libpmix2; Fedora: dnf install pmix), or set its path: \
          ESP_PMIX_LIB=/path/libpmix.so.2"
     )]
     NoPmix(String),
     /// The launcher closed its connection: it has ended, or it is ending this job. Holds the
     /// operation.
     #[error(
-        "pmi1: the launcher closed its connection ({0}); did it end, or another process of the job fail?"
+        "pmi1: the launcher closed its connection ({0}); did it end, or did another process of the job fail?"
     )]
     Closed(&'static str),
     /// The launcher did not answer in time.
@@ -32,8 +32,8 @@ pub enum BootError {
         /// The time waited.
         limit: Duration,
     },
-    /// The launcher, or a value of a peer, breaks the protocol, or a call of the PMIx
-    /// library failed.
+    /// The launcher, or a value of a peer, violates the protocol, or a call of the PMIx library
+    /// failed.
     #[error("{0}")]
     Protocol(String),
     /// A system call failed.
@@ -76,12 +76,12 @@ pub(crate) fn printable(text: &str) -> String {
 }
 
 /// Adds the operation to a system error.
-pub(crate) trait At<T> {
-    fn at(self, what: impl FnOnce() -> String) -> Result<T, BootError>;
+pub(crate) trait Context<T> {
+    fn context(self, what: impl FnOnce() -> String) -> Result<T, BootError>;
 }
 
-impl<T, E: Into<std::io::Error>> At<T> for Result<T, E> {
-    fn at(self, what: impl FnOnce() -> String) -> Result<T, BootError> {
+impl<T, E: Into<std::io::Error>> Context<T> for Result<T, E> {
+    fn context(self, what: impl FnOnce() -> String) -> Result<T, BootError> {
         self.map_err(|e| BootError::Io {
             what: what(),
             source: e.into(),

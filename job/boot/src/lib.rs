@@ -10,9 +10,9 @@
 //! | a test, a script | `ESP_JOB_RANK`, `ESP_JOB_SIZE`, `ESP_JOB_DIR` | `fixed`, files in a private folder |
 //! | none | none of these | a job of one |
 //!
-//! `ESP_BOOT=pmix`, `pmi1`, `fixed` or `single` selects one without detection.
-//! `ESP_BOOT_TIMEOUT` is the longest wait, in seconds, for an answer of the launcher or for the
-//! slowest process of the job.
+//! `ESP_BOOT=pmix`, `pmi1`, `fixed` or `single` selects one without detection. `ESP_BOOT_TIMEOUT`
+//! is the maximum time to wait, in seconds, for an answer of the launcher or for the slowest
+//! process of the job.
 //!
 //! Input from a launcher is untrusted: lengths and times are bounded, nothing panics.
 #![cfg_attr(
@@ -59,7 +59,7 @@ pub struct Bootstrap {
     client: Box<dyn Client>,
 }
 
-/// Time limit of the last fence: a year.
+/// Time limit of the last fence, effectively none: a year.
 const UNLIMITED: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Connection to a launcher. [`Bootstrap`] has checked the arguments, and makes no call after
@@ -67,7 +67,7 @@ const UNLIMITED: Duration = Duration::from_secs(365 * 24 * 3600);
 trait Client: Send {
     fn put(&mut self, key: &str, value: &[u8]) -> Result<(), BootError>;
     fn fence(&mut self) -> Result<(), BootError>;
-    /// Replaces the time limit of all calls, and returns the present one.
+    /// Replaces the time limit of all calls, and returns the previous one.
     fn set_limit(&mut self, limit: Duration) -> Duration;
     fn get(&mut self, rank: u32, key: &str) -> Result<Option<Vec<u8>>, BootError>;
     fn abort(&mut self, code: i32, why: &str) -> Result<(), BootError>;
@@ -148,7 +148,8 @@ impl Bootstrap {
         self.client.fence()
     }
 
-    /// Waits as [`fence`](Bootstrap::fence) does, for as long as the other processes work.
+    /// Waits as [`fence`](Bootstrap::fence) does, without a time limit, because other processes may
+    /// still work.
     ///
     /// # Errors
     /// If the launcher is gone, or a process has ended without calling it.

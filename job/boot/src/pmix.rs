@@ -85,8 +85,8 @@ fn full(key: &str) -> String {
 
 impl Client for Pmix {
     fn put(&mut self, key: &str, value: &[u8]) -> Result<(), BootError> {
-        // The first byte distinguishes an empty value from none: some versions of the library lose
-        // empty byte objects.
+        // This byte keeps every value from being empty: some versions of the library lose empty
+        // byte objects.
         self.pmix.put(&full(key), &[b"+", value].concat())
     }
 

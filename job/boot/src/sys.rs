@@ -88,7 +88,7 @@ impl Pmix {
         self.me.rank
     }
 
-    /// Returns the name of the job, or `None` if the library did not terminate it.
+    /// Returns the name of the job, or `None` if the library did not zero-terminate it.
     pub(crate) fn job(&self) -> Option<String> {
         let bytes = self.me.nspace.map(|c| u8::from_ne_bytes(c.to_ne_bytes()));
         let name = CStr::from_bytes_until_nul(&bytes).ok()?;
@@ -154,7 +154,7 @@ impl Pmix {
         if value.is_null() {
             return Ok(None);
         }
-        // SAFETY: not null, and a whole pmix_value_t, since the call succeeded.
+        // SAFETY: not null, and a complete pmix_value_t, because the call succeeded.
         Ok(Some(unsafe { take(value, limit) }))
     }
 
@@ -202,10 +202,11 @@ impl Pmix {
 /// added in PMIx 4.)
 ///
 /// # Safety
-/// `value` is a whole `pmix_value_t` returned by `PMIx_Get`, and not used afterwards.
+/// `value` must be a complete `pmix_value_t` returned by `PMIx_Get`, and must not be used
+/// afterwards.
 unsafe fn take(value: *mut Value, limit: usize) -> Found {
-    // SAFETY: whole, as the caller guarantees. The member read is the one that the kind names. The
-    // library allocates with malloc.
+    // SAFETY: the value is complete, as the caller guarantees. The member read is the one that the
+    // kind names. The library allocates with malloc.
     unsafe {
         let found = match (*value).kind {
             TYPE_UINT32 => Found::Number((*value).data.uint32),

@@ -1,5 +1,5 @@
 /*
- * A number goes round all processes; then all of them add up their ranks.
+ * A number travels round all processes; then they add up their ranks.
  *
  *     cc ring.c $(pkg-config --cflags --libs esp) -o ring
  *     mpirun -n 4 ./ring        or        mpiexec -n 4 ./ring        or        ./ring
@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-/* Says what failed and ends the job. */
+/* Prints the call that failed and ends the job. */
 static void check(int error, const char *what)
 {
     if (error != ESP_SUCCESS) {

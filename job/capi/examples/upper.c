@@ -17,18 +17,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* How long a client may leave its answer unread, in milliseconds. */
+/* Maximum time for which a client may leave its answer unread, in milliseconds. */
 #define PATIENCE 5000
 #define EVENTS 16
 
-/* Says what failed and returns the exit code. */
+/* Prints what failed and returns the exit code. */
 static int failed(int error, const char *what)
 {
     fprintf(stderr, "upper: %s: %s (%s)\n", what, esp_strerror(error), esp_last_error());
     return 1;
 }
 
-/* Answers what a client has sent so far. Closes the stream at its end, or when it fails. */
+/*
+ * Answers the bytes that a client has sent so far. Closes the stream at its end, or when it fails.
+ */
 static void answer(esp_stream_t stream)
 {
     char buffer[4096];
@@ -43,7 +45,7 @@ static void answer(esp_stream_t stream)
             error = esp_stream_arm(stream, ESP_READABLE);
             if (error == ESP_SUCCESS) {
                 armed = 1;
-                continue; /* What arrived before this call is no event. */
+                continue; /* Bytes that arrived before this call are not reported. */
             }
         }
         if (error != ESP_SUCCESS || count == 0)

@@ -50,7 +50,7 @@ pub(crate) enum Code {
 pub(crate) struct Fault {
     pub(crate) code: Code,
     pub(crate) text: String,
-    /// Status of the message, as far as known.
+    /// Status of the message, if known.
     pub(crate) about: Option<p2p::Status>,
 }
 
@@ -119,7 +119,8 @@ impl From<EspError> for Fault {
 fn of_client(error: &EspError) -> Code {
     use EspError as E;
     match error {
-        E::Unreachable { .. } | E::DaemonGone { .. } | E::DaemonSilent { .. } => Code::Daemon,
+        E::Unreachable { .. } | E::DaemonGone { .. } | E::DaemonAbsent { .. } => Code::Daemon,
+        E::DaemonSilent { .. } => Code::Daemon,
         E::BadControl { .. } | E::Memory { .. } => Code::Daemon,
         E::Denied { kind, .. } => match kind {
             ErrorKind::BadRequest | ErrorKind::BadArgument | ErrorKind::NotFound => Code::Arg,
@@ -139,7 +140,7 @@ fn of_client(error: &EspError) -> Code {
         E::UnknownName { .. } | E::AmbiguousName { .. } => Code::Address,
         E::BadArgument(_) | E::TooLong { .. } => Code::Arg,
         E::Forked => Code::State,
-        // Resources of this process; the list may grow.
+        // Resources of this process; variants may be added.
         _ => Code::System,
     }
 }
@@ -163,10 +164,10 @@ pub(crate) fn text_of(code: c_int) -> &'static CStr {
         c"cancelled",
         c"some requests failed: see their statuses",
         c"the launcher is gone",
-        c"the system refused something",
+        c"the system refused an operation",
         c"no such message",
         c"arguments that do not fit together",
-        c"a bug of the library",
+        c"a bug in the library",
         c"no such stream, listener or poller",
         c"the call would have to wait",
         c"the time limit of the call has passed",

@@ -18,7 +18,7 @@ struct Joined {
     next_comm: i32,
 }
 
-/// Phase of the library's life.
+/// Phase of the library's life cycle.
 enum Phase {
     Before,
     Joined(Joined),
@@ -93,7 +93,7 @@ pub(crate) fn finalize() -> Result<(), Fault> {
         return Err(outside(&phase()));
     };
     *phase_mut() = Phase::After;
-    // The rest waits for the other processes; meanwhile a thread may call `esp_abort`.
+    // The rest waits for the other processes; another thread may call `esp_abort` during that.
     drop(held);
     lock(&MESSAGES).1.clear();
     job.finalize().map_err(|error| match error {
@@ -107,7 +107,7 @@ pub(crate) fn initialized() -> bool {
 }
 
 /// Ends all processes of the job, or this process if it has not joined or begins to leave. The
-/// launcher of a job that it leaves takes that for a failure, as the loss of any process.
+/// launcher of a job that it leaves treats that as a failure, like the loss of any process.
 pub(crate) fn abort(code: i32, why: &str) -> ! {
     if let Some(job) = &*lock(&JOB) {
         job.abort(code, why)

@@ -117,8 +117,8 @@ fn client(handle: u64) -> Result<(Client, Option<Arc<PollerEntry>>), Fault> {
     }
 }
 
-/// Assigns a slot to a stream. The stream that had it has ended, and its last event may be taken
-/// for one of the new stream: it becomes ready.
+/// Assigns a slot to a stream. The stream that had the slot has ended, and its last event may be
+/// attributed to the new stream, so it is marked as ready.
 fn assign(slots: &mut BTreeMap<u16, u64>, ready: &mut BTreeSet<u64>, slot: u16, handle: u64) {
     ready.extend(slots.insert(slot, handle));
 }
@@ -165,7 +165,8 @@ pub(crate) fn read(handle: u64, buffer: &mut [u8], timeout: Timeout) -> Result<u
     Ok((&*stream).read(buffer)?)
 }
 
-/// Writes all bytes, or those there is room for. Adds to `count` what was written.
+/// Writes all bytes; without waiting, those for which there is room. `count`, initially 0, becomes
+/// the number written.
 pub(crate) fn write(
     handle: u64,
     bytes: &[u8],
@@ -198,7 +199,7 @@ pub(crate) fn finish(handle: u64, timeout: Timeout) -> Result<(), Fault> {
     done.map_err(|error| again(error.into(), timeout))
 }
 
-/// Returns the error of a call that was not to wait: no time limit has passed.
+/// Converts the time-out of a call that must not wait to `Again`: no time limit has passed.
 fn again(fault: Fault, timeout: Timeout) -> Fault {
     match (fault.code, timeout) {
         (Code::Timeout, Timeout::AtOnce) => Fault {
@@ -307,7 +308,8 @@ pub(crate) fn take(handle: u64, ready: &mut [u64]) -> Result<usize, Fault> {
     } = &mut *state;
     let has_reply = poller.poll(|slot| waiting.extend(slots.get(&slot)));
     *replied |= has_reply;
-    // The engine that reports events has ended with the daemon. Once: streams over leases go on.
+    // The engine that reports events has ended with the daemon. Reported once, because streams over
+    // leases continue.
     if has_reply && entry.client.check_waiting().is_err() {
         waiting.extend(slots.values());
     }
@@ -322,11 +324,11 @@ pub(crate) fn take(handle: u64, ready: &mut [u64]) -> Result<usize, Fault> {
     Ok(count)
 }
 
-/// Returns whether the program may wait for the descriptor.
+/// Returns true if the program may wait for the descriptor.
 pub(crate) fn sleep(handle: u64) -> Result<bool, Fault> {
     let entry = poller(handle)?;
     let mut state = lock(&entry.state);
-    // Whether the program has tried to accept since that reply is not known here.
+    // It is not known here whether the program has tried to accept since that reply.
     let replied = std::mem::take(&mut state.replied);
     Ok(!replied && state.ready.is_empty() && state.poller.try_sleep())
 }

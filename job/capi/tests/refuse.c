@@ -1,6 +1,6 @@
 /*
- * Wrong arguments are answered, not followed; right ones beside them still work. A job of one: everything goes to itself. Prints `fine`, or the line
- * of the first surprise.
+ * Wrong arguments are refused; right ones between them still work. A job of one: everything goes to
+ * itself. Prints `fine`, or the line of the first failure.
  */
 #include <esp.h>
 #include <stdio.h>
@@ -57,7 +57,7 @@ int main(void)
     EXPECT(esp_allreduce(misaligned, INT64_MAX, ESP_DOUBLE, ESP_SUM, ESP_COMM_WORLD) == ESP_ERR_COUNT);
     EXPECT(esp_allreduce(0, 1, ESP_DOUBLE, ESP_SUM, ESP_COMM_WORLD) == ESP_ERR_POINTER);
 
-    /* Nothing waited for is nothing, once more and once more. */
+    /* Waiting for a null request succeeds, repeatedly. */
     EXPECT(esp_wait(&request, &status) == ESP_SUCCESS && status.source == ESP_ANY_SOURCE && status.length == 0);
     EXPECT(esp_wait(0, &status) == ESP_ERR_POINTER);
     EXPECT(esp_test(&request, &flag, ESP_STATUS_IGNORE) == ESP_SUCCESS && flag == 1);
@@ -112,7 +112,7 @@ int main(void)
     EXPECT(esp_report(0, 0, &needed) == ESP_SUCCESS && esp_report(report, -1, 0) == ESP_ERR_COUNT);
     EXPECT(esp_strerror(ESP_ERR_TRUNCATE)[0] != 0 && esp_strerror(-99)[0] != 0);
 
-    /* Streams without a daemon (ESP_SOCKET names no socket), and handles that never were. */
+    /* Streams without a daemon (ESP_SOCKET names no socket), and handles that never existed. */
     esp_stream_t stream = 77;
     esp_listener_t listener = 77;
     esp_poller_t poller = 77;

@@ -37,7 +37,8 @@ impl FrameKind {
 /// One received frame. Valid until the next receive into its batch.
 #[derive(Clone, Copy, Debug)]
 pub struct RawFrame<'a> {
-    /// The frame from its destination address on, without checksum and without the outer VLAN tag.
+    /// The frame, starting with its destination address, without checksum and without the outer
+    /// VLAN tag.
     pub bytes: &'a [u8],
     /// Destination class.
     pub kind: FrameKind,
@@ -47,7 +48,7 @@ pub struct RawFrame<'a> {
 
 /// Reusable buffers for received frames.
 pub struct RecvBatch {
-    /// What `recvmmsg` is given; the addresses in it lead to the other arrays.
+    /// Headers passed to `recvmmsg`; the addresses in them point into the other arrays.
     headers: Arena<libc::mmsghdr>,
     // Read only by the kernel, through the headers.
     _areas: Arena<libc::iovec>,
@@ -115,7 +116,7 @@ impl RecvBatch {
 /// Length of the sender's address.
 const NAME_LEN: libc::socklen_t = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
 
-/// Returns the distance of two frames in memory: each starts a cache line.
+/// Returns the distance between two frames in memory: each starts at a cache line.
 fn stride(frame_len: usize) -> usize {
     frame_len.next_multiple_of(64)
 }
@@ -127,7 +128,7 @@ impl fmt::Debug for RecvBatch {
     }
 }
 
-// SAFETY: the addresses inside lead to memory that the batch owns.
+// SAFETY: the addresses inside point to memory that the batch owns.
 unsafe impl Send for RecvBatch {}
 // SAFETY: shared references only read.
 unsafe impl Sync for RecvBatch {}
@@ -143,11 +144,11 @@ impl PacketSocket {
         self.recv_some(batch, batch.headers.len())
     }
 
-    /// Receives at most `most` frames; see [`recv_batch`](Self::recv_batch).
+    /// Receives at most `max` frames; see [`recv_batch`](Self::recv_batch).
     ///
     /// # Errors
     /// As for [`recv_batch`](Self::recv_batch).
-    pub fn recv_some(&self, batch: &mut RecvBatch, most: usize) -> io::Result<usize> {
+    pub fn recv_some(&self, batch: &mut RecvBatch, max: usize) -> io::Result<usize> {
         for index in 0..batch.filled {
             if let Some(header) = batch.headers.get_mut(index) {
                 // The kernel has overwritten it.
@@ -155,14 +156,14 @@ impl PacketSocket {
             }
         }
         batch.filled = 0;
-        let most = most.min(batch.headers.len());
-        // SAFETY: `most` headers exist; what they refer to are arenas of the batch, which is
-        // borrowed mutably.
+        let max = max.min(batch.headers.len());
+        // SAFETY: `max` headers exist; they refer to arenas of the batch, which is borrowed
+        // mutably.
         let result = unsafe {
             libc::recvmmsg(
                 self.socket.as_raw_fd(),
                 batch.headers.at(0),
-                most as libc::c_uint,
+                max as libc::c_uint,
                 libc::MSG_DONTWAIT as _,
                 std::ptr::null_mut(),
             )

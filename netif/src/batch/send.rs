@@ -119,9 +119,9 @@ impl SendBatch {
     /// end. Has no effect when the batch is full.
     ///
     /// # Safety
-    /// The payload must stay readable until the frame was sent ([`PacketSocket::send_batch`]) or
-    /// the batch cleared or dropped. Other processes may write to it meanwhile; the frame then
-    /// contains old or new bytes.
+    /// The payload must stay valid for reads until the frame was sent
+    /// ([`PacketSocket::send_batch`]) or the batch cleared or dropped. Other processes may write to
+    /// it before that; the frame then contains old or new bytes.
     pub unsafe fn push(
         &mut self,
         prefix_len: usize,
@@ -169,7 +169,7 @@ impl SendBatch {
     }
 
     /// Takes the number of datagrams that the kernel refused since the last call because their
-    /// destination is unreachable or forbidden. They are lost as if on the way.
+    /// destination is unreachable or forbidden. They are lost, as if in the network.
     pub fn take_unreachable(&mut self) -> u64 {
         std::mem::take(&mut self.unreachable)
     }
@@ -305,7 +305,7 @@ impl fmt::Debug for SendBatch {
 }
 
 // SAFETY: payload addresses are followed only by the kernel and `copy_frame`, and their validity is
-// guaranteed by the caller of `push` independently of the thread. All other addresses lead to
+// guaranteed by the caller of `push` independently of the thread. All other addresses point to
 // memory that the batch owns.
 unsafe impl Send for SendBatch {}
 // SAFETY: shared references only read.
@@ -313,9 +313,9 @@ unsafe impl Sync for SendBatch {}
 
 impl PacketSocket {
     /// Passes the waiting frames to the kernel, in order. Returns the number of frames accepted;
-    /// the others stay in the batch. Fewer than all without an error means that there is no room at
-    /// present (`EAGAIN`, `ENOBUFS`): poll the socket for writability or retry later. Frames that
-    /// can never be sent are discarded and counted ([`SendBatch::rejected`]).
+    /// the others stay in the batch. Fewer than all without an error means that there is no room
+    /// now (`EAGAIN`, `ENOBUFS`): poll the socket for writability or retry later. Frames that can
+    /// never be sent are discarded and counted ([`SendBatch::rejected`]).
     ///
     /// Work is bounded by the batch's length: each system call sends or rejects a frame, or is the
     /// last.

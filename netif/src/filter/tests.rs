@@ -102,7 +102,7 @@ fn ranges_that_overlap_touch_or_are_empty() {
     assert_eq!(
         filter.program.len(),
         preamble(TYPE).len() + 1 + 1 + 4 + 3,
-        "two ranges are left"
+        "two ranges remain"
     );
     assert_accepts_exactly(&filter, |p| matches!(p, 10..=40 | 50));
 }
@@ -138,14 +138,14 @@ fn many_ports_are_searched_binarily() {
 #[test]
 fn program_size_is_bounded() {
     let ports = |count: u16| Filter::for_ports(TYPE, (0..count).map(|n| n * 40..=n * 40 + 1));
-    let most = (1..1600)
+    let max = (1..1600)
         .take_while(|&count| ports(count).is_ok())
         .last()
         .unwrap();
-    assert!(most >= 800, "{most} ranges fit");
-    assert!(ports(most).unwrap().program.len() <= MAX_INSTRUCTIONS);
-    let error = ports(most + 1).unwrap_err();
-    assert_eq!(error.ranges, usize::from(most) + 1);
+    assert!(max >= 800, "{max} ranges fit");
+    assert!(ports(max).unwrap().program.len() <= MAX_INSTRUCTIONS);
+    let error = ports(max + 1).unwrap_err();
+    assert_eq!(error.ranges, usize::from(max) + 1);
     assert!(error.instructions > MAX_INSTRUCTIONS);
 }
 

@@ -8,7 +8,7 @@ use socket2::{MsgHdrMut, SockAddr};
 
 use super::UdpSocket;
 
-/// Maximum number of reports taken in one call: packets have their turn, too.
+/// Maximum number of reports taken in one call, so that they do not delay packets.
 const MAX_REPORTS: usize = 32;
 /// Room for the report (`sock_extended_err` and an address) and other control messages.
 const CONTROL: usize = 256;
@@ -22,9 +22,9 @@ const PORT_UNREACHABLE: [[u8; 3]; 2] = [
 ];
 
 impl UdpSocket {
-    /// Takes the ICMP errors that wait, at most 32, and passes the addresses to which a datagram
-    /// was sent whose node reports that no program has the port. A socket with such errors is
-    /// reported as having an error, and returns one of them once from a reception.
+    /// Takes up to 32 pending ICMP errors, and calls `report` with the destination of each datagram
+    /// that was answered by 'port unreachable'. While errors are pending, the socket polls as
+    /// having an error, and one receive call returns one of them.
     pub fn closed_ports(&self, mut report: impl FnMut(SocketAddr)) {
         for _ in 0..MAX_REPORTS {
             let mut to = SockAddr::from(self.local);
@@ -49,7 +49,7 @@ impl UdpSocket {
     }
 }
 
-/// Returns whether control messages have the report that a port is closed.
+/// Returns whether control messages contain a report that a port is closed.
 fn is_port_unreachable(mut control: &[u8]) -> bool {
     let number = |bytes: &[u8]| bytes.try_into().ok().map(i32::from_ne_bytes);
     while let Some((header, rest)) = control.split_at_checked(HEADER) {

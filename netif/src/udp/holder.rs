@@ -8,7 +8,7 @@ const MAX_PROCESSES: usize = 4096;
 /// Maximum number of descriptors of a process that are searched.
 const MAX_DESCRIPTORS: usize = 4096;
 
-/// Describes the holder of a UDP port as far as this process can see it.
+/// Describes the holder of a UDP port, with the details that this process can see.
 pub(super) fn of(local: SocketAddr) -> String {
     let table = if local.is_ipv4() { "udp" } else { "udp6" };
     let found = fs::read_to_string(format!("/proc/net/{table}"))

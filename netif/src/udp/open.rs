@@ -44,7 +44,7 @@ pub enum UdpOpenError {
     InUse {
         /// The address.
         local: SocketAddr,
-        /// Program, process and user that have it, as far as known.
+        /// Program, process and user that have it, if known.
         holder: String,
     },
     /// No interface has the address.

@@ -7,10 +7,10 @@ use quinn_udp::{EcnCodepoint, RecvMeta};
 
 use super::UdpSocket;
 
-/// Receptions of one system call: eight of 64 KiB hold half a window, and describing more to the
-/// kernel makes the call for a lone datagram longer.
+/// Number of receptions of one system call: eight of 64 KiB hold half a window, and describing more
+/// to the kernel would slow down the call for a single datagram.
 const BUFFERS: usize = 8;
-/// Bytes of a reception; the kernel coalesces no more.
+/// Maximum size of a reception in bytes; the kernel coalesces no more.
 const BUFFER_LEN: usize = 65536;
 
 /// A received datagram.
@@ -24,9 +24,9 @@ pub struct Datagram<'a> {
     pub ce: bool,
 }
 
-/// Buffer of one reception. It begins at a page, as the kernel's own buffers do, because some
-/// processors copy slowly to a place a few bytes farther into its page than the source
-/// (see `shmem::copy_bytes`).
+/// Buffer of one reception. It begins at a page boundary, as the kernel's own buffers do, because
+/// some processors copy slowly to a destination that is a few bytes farther into its page than the
+/// source (see `shmem::copy_bytes`).
 #[repr(align(4096))]
 struct Buffer([u8; BUFFER_LEN]);
 

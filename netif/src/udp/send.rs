@@ -21,7 +21,7 @@ const MAX_BYTES: usize = 65_487;
 /// Action after a failed send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Failure {
-    /// No room at present: keep the frames.
+    /// No room now: keep the frames.
     Wait,
     /// The segmented buffer is refused: send its datagrams one at a time.
     Split,
@@ -38,7 +38,7 @@ enum Failure {
 fn classify(error: &io::Error, grouped: bool) -> Failure {
     match error.raw_os_error() {
         Some(libc::EAGAIN | libc::ENOBUFS | libc::EINTR | libc::ENOMEM) => Failure::Wait,
-        // The checksum must be the device's.
+        // Segmentation needs a device that computes the checksums.
         Some(libc::EIO) if grouped => Failure::NoSegmentation,
         Some(libc::EINVAL | libc::EMSGSIZE | libc::EFAULT) if grouped => Failure::Split,
         Some(libc::EINVAL | libc::EMSGSIZE | libc::EFAULT | libc::EIO) => Failure::Reject,
@@ -54,8 +54,8 @@ fn classify(error: &io::Error, grouped: bool) -> Failure {
     }
 }
 
-/// Returns the number of datagrams at the front that can leave as one segmented buffer: all have
-/// the destination and length of the first, but the last may be shorter.
+/// Returns the number of datagrams at the front that can be sent as one segmented buffer: all have
+/// the destination and length of the first, except that the last may be shorter.
 pub(crate) fn group(frames: impl Iterator<Item = (SocketAddr, usize)>) -> usize {
     let mut first = None;
     let (mut count, mut bytes) = (0, 0);
@@ -77,12 +77,12 @@ impl UdpSocket {
     /// Passes the waiting frames to the kernel, in order; each needs a destination
     /// ([`SendBatch::set_destination`]). The first 12 bytes of a frame are not sent. Returns the
     /// number of frames accepted; the others stay in the batch. Fewer than all without an error
-    /// means that there is no room at present: poll the socket for writability or retry later.
-    /// Frames that can never be sent are discarded and counted ([`SendBatch::rejected`]); those to
-    /// an unreachable or forbidden destination count as sent ([`SendBatch::take_unreachable`]).
+    /// means that there is no room now: poll the socket for writability or retry later. Frames that
+    /// can never be sent are discarded and counted ([`SendBatch::rejected`]); those to an
+    /// unreachable or forbidden destination count as sent ([`SendBatch::take_unreachable`]).
     ///
-    /// Work is bounded by the batch's length: each system call but one sends or discards a frame,
-    /// or splits a group for good, or is the last.
+    /// Work is bounded by the batch's length: each system call except one sends or discards a
+    /// frame, splits a group permanently, or is the last.
     ///
     /// # Errors
     /// Other errors of the system, but only when no frame was accepted before. The frames stay in
@@ -108,7 +108,7 @@ impl UdpSocket {
             };
             let first = batch.group_at(passed, single);
             let class = classify(&error, first > 1);
-            // An ICMP error that waits at the socket is returned once, whatever is sent: the second
+            // A pending ICMP error of the socket is returned once, whatever is sent: the second
             // failure is that of the frames.
             if class != Failure::Wait && !tried_again {
                 tried_again = true;

@@ -74,7 +74,7 @@ pub fn receive(socket: &PacketSocket, count: usize) -> Vec<Kept> {
     frames
 }
 
-/// Receives until `count` frames have arrived or the time is over.
+/// Receives until `count` frames have arrived or `time` has passed.
 pub fn receive_for(socket: &PacketSocket, count: usize, time: Duration) -> Vec<Kept> {
     // One at a time: frames beyond `count` stay in the socket.
     let mut batch = RecvBatch::new(1, 9100);

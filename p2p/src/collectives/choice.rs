@@ -11,7 +11,7 @@ const LONG_REDUCTION: usize = 32 << 10;
 /// Maximum total length of an allgather by gather and broadcast, in bytes.
 const SHORT_ALLGATHER: usize = 32 << 10;
 
-/// Collective operation whose algorithm can be asked for.
+/// Collective operation whose algorithm can be queried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Collective {
     /// [`Comm::barrier`](crate::Comm::barrier)
@@ -74,8 +74,8 @@ pub(crate) struct Ranks<'a> {
 }
 
 impl Ranks<'_> {
-    /// Returns whether neighbouring ranks share a node as far as possible, so that what goes round
-    /// a ring enters and leaves each node once.
+    /// Returns true if the ranks of each node are consecutive, so that data sent round a ring
+    /// enters and leaves each node once, or if nodes do not matter.
     fn are_ring(&self) -> bool {
         self.placement.is_none_or(Placement::is_consecutive)
     }
@@ -100,7 +100,7 @@ pub(crate) fn bcast(ranks: Ranks<'_>, bytes: usize) -> Algorithm {
     ranks.or_levels(Algorithm::Binomial)
 }
 
-/// `is_ordered`: the order of ranks has to be kept. `units`: number of parts that may be separated.
+/// `is_ordered`: the order of ranks must be kept. `units`: number of parts that may be separated.
 pub(crate) fn reduce(
     ranks: Ranks<'_>,
     bytes: usize,

@@ -170,7 +170,7 @@ pub(crate) fn alltoallv<T: Datum>(
     let (own_out, own_in) = (part(out, to[rank]), part_mut(into, from[rank]));
     if own_out.len() != own_in.len() {
         return Err(Error::InvalidArgument(
-            "the part sent to the own rank and the part received from it differ in length",
+            "the parts that this rank sends to itself and receives from itself differ in length",
         ));
     }
     own_in.copy_from_slice(own_out);

@@ -11,7 +11,7 @@ use crate::memory::{Datum, bytes_of, bytes_of_mut};
 use crate::types::Status;
 
 /// Messages of one collective operation among all ranks of a communicator, or some of them, which
-/// are then numbered from 0 on. Ranks are taken modulo their number.
+/// are then numbered from 0. Ranks are taken modulo their number.
 pub(crate) struct Messages<'a> {
     pub(crate) comm: &'a Comm,
     pub(crate) tag: i32,
@@ -35,7 +35,7 @@ impl<'a> Messages<'a> {
         }
     }
 
-    /// Returns the messages among these ranks; `None` if the own rank is not one of them.
+    /// Returns the messages among these ranks; `None` if this rank is not one of them.
     pub(crate) fn among(&self, members: &'a [Rank]) -> Option<Messages<'a>> {
         let own = |member: &Rank| *member as usize == self.rank;
         Some(Messages {
@@ -48,7 +48,7 @@ impl<'a> Messages<'a> {
         })
     }
 
-    /// Returns what the choice of an algorithm depends on.
+    /// Returns the ranks that take part, for the choice of an algorithm.
     pub(crate) fn ranks(&self) -> Ranks<'a> {
         Ranks {
             size: self.size,

@@ -1,4 +1,4 @@
-//! Collective operations: every rank of the communicator calls them in one order.
+//! Collective operations: every rank of the communicator calls them in the same order.
 //!
 //! They use the communicator's hidden context, so they never receive the program's messages. All of
 //! them work for any number of ranks and for zero lengths. If the ranks disagree on root, lengths
@@ -17,12 +17,12 @@
 //! | alltoall | pairwise | pairwise |
 //! | with different lengths | linear, ring, pairwise | linear, ring, pairwise |
 //!
-//! (2): short ones have two levels if some of several nodes have several ranks: within each node,
-//! between one rank of each node, and within each node. A ring over
-//! ranks that are numbered node by node enters and leaves each node once, so it has no second
-//! level; with ranks in another order, long reductions and broadcasts have two levels, too. Where
-//! nodes are unknown ([`Config::nodes`](crate::Config::nodes)) there is one level.
-//! [`Comm::algorithm`] returns the algorithm that an operation uses.
+//! (2): short ones have two levels if there are several nodes and some have several ranks: within
+//! each node, between one rank of each node, and within each node. A ring over ranks that are
+//! numbered node by node enters and leaves each node once, so it has no second level; with ranks in
+//! another order, long reductions and broadcasts have two levels, too. Where nodes are unknown
+//! ([`Config::nodes`](crate::Config::nodes)) there is one level. [`Comm::algorithm`] returns the
+//! algorithm that an operation uses.
 //!
 //! # Order of reductions
 //! The grouping depends only on the ranks and their nodes, the length and the operation's
@@ -51,7 +51,7 @@ use messages::{Messages, cut};
 pub(crate) use nodes::Placement;
 pub use op::{Number, Op, Reduction};
 
-/// A part of a buffer: values from `offset` on.
+/// Part of a buffer: `count` values starting at `offset`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Block {
     /// First value.
@@ -62,8 +62,8 @@ pub struct Block {
 
 impl Comm {
     /// Returns the algorithm that an operation uses for this many bytes: of the data; of all ranks'
-    /// data together (allgather); of a rank's data (alltoall). For reductions that are commutative
-    /// and have a unit of one byte; others may use another one.
+    /// data together (allgather); of a rank's data (alltoall). This holds for reductions that are
+    /// commutative and have a unit of one byte; others may use another algorithm.
     #[must_use]
     pub fn algorithm(&self, operation: Collective, bytes: usize) -> Algorithm {
         choice::of(operation, Messages::new(self, 0).ranks(), bytes)
@@ -310,7 +310,7 @@ impl Comm {
     }
 
     /// Agrees with all ranks on a context that is new to all of them: the highest proposal, unless
-    /// another agreement has taken it meanwhile, which a second round detects.
+    /// another agreement has taken it in the meantime, which a second round detects.
     fn agree(&self, group: Option<&Arc<Group>>) -> Result<Option<Comm>, Error> {
         let layer = self.layer();
         for _ in 0..64 {

@@ -57,9 +57,9 @@ impl Placement {
 
 /// The two levels as one rank sees them.
 struct Levels<'a> {
-    /// Messages within the own node.
+    /// Messages within this rank's node.
     local: Messages<'a>,
-    /// The leader's place among the ranks of the own node.
+    /// Index of the leader among the ranks of this rank's node.
     leader: usize,
     /// Messages between leaders, if this rank is one.
     leaders: Option<Messages<'a>>,
@@ -75,13 +75,13 @@ fn leaders(placement: &Placement, root: usize) -> Vec<Rank> {
     placement.nodes.iter().enumerate().map(leader).collect()
 }
 
-/// Returns the levels of an operation with these leaders, and the index of the own node.
+/// Returns the levels of an operation with these leaders, and the index of this rank's node.
 fn levels<'a>(
     messages: &Messages<'a>,
     placement: &'a Placement,
     leaders: &'a [Rank],
 ) -> Result<(Levels<'a>, usize), Error> {
-    // The group of a placement has this rank.
+    // The group of a placement contains this rank.
     let absent = || Error::InvalidArgument("this rank is on no node");
     let node = *placement.node_of.get(messages.rank).ok_or_else(absent)?;
     let (members, leader) = placement

@@ -150,7 +150,8 @@ pub(crate) fn scan<T: Datum>(
     op: &Reduction<'_, T>,
 ) -> Result<(), Error> {
     let rank = messages.rank;
-    // Combination of the aligned group of ranks around this one, as far as received.
+    // Combination of the data of an aligned group of ranks around this one. The group doubles each
+    // round.
     let mut group = data.to_vec();
     let mut theirs = vec![T::default(); data.len()];
     let mut bit = 1;

@@ -1,4 +1,4 @@
-//! Accesses to memory of peers: the side that asks.
+//! Accesses to memory of peers: the requesting side.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -28,7 +28,7 @@ pub(crate) struct Access {
     pub(crate) data: Option<u64>,
     /// Operands of an atomic operation.
     pub(crate) operands: Vec<u8>,
-    /// Bytes that were sent of a write, or received of a read.
+    /// Number of bytes sent of a write, or received of a read.
     pub(crate) moved: usize,
 }
 
@@ -132,7 +132,7 @@ impl Engine {
             data: access.data,
         });
         let body = if writes {
-            // SAFETY: the request is not over, and the slice is used in this call.
+            // SAFETY: the request is not complete, and the slice is used in this call only.
             let bytes = unsafe { request.memory.bytes() };
             &bytes[offset..offset + length]
         } else {
@@ -173,7 +173,7 @@ impl Protocol {
         (offset, status): (u64, u16),
         body: &[u8],
     ) -> Result<(), String> {
-        let unknown = || format!("answers access {key:#x}, which is none of this process");
+        let unknown = || format!("answers access {key:#x}, which this process did not make");
         let request = self.requests.get_mut(key).ok_or_else(unknown)?;
         if request.access == 0 || request.peer != Some(peer) || request.state != State::Waiting {
             return Err(unknown());
@@ -201,8 +201,8 @@ impl Protocol {
             request.memory.fill(access.moved, body);
         }
         access.moved += body.len();
-        let over = !reads || refusal.is_some() || access.moved == access.place.length;
-        if over {
+        let done = !reads || refusal.is_some() || access.moved == access.place.length;
+        if done {
             let outcome = refusal.map_or(RequestOutcome::Done, RequestOutcome::Refused);
             self.end(key, outcome);
             let state = &mut self.peers[peer];

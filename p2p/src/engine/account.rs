@@ -6,8 +6,8 @@
 //!
 //! A receiver whose memory fills up asks for RTS only: bodies stay with the sender until a receive
 //! matches. Beyond that it delays its answer until there is room. Both apply only to peers that
-//! hold more than their share. With limit L: RTS only from L/8 on, delayed answers from L/4 on,
-//! shares of all peers L/8, windows at most L/4: never more than L in total.
+//! hold more than their share. With limit L: RTS only above L/8, delayed answers above L/4, shares
+//! of all peers L/8, windows at most L/4: never more than L in total.
 
 use super::protocol::Protocol;
 use crate::ids::PeerId;
@@ -15,11 +15,11 @@ use crate::wire::Header;
 
 /// Cost of an envelope in addition to its body, in bytes: the bookkeeping of both sides.
 const ENVELOPE: usize = 256;
-/// Largest window, in bytes. Two of them hold 64 messages of 16 KiB.
-const WINDOW_MAX: usize = 1 << 20;
-/// Smallest window, in bytes.
-const WINDOW_MIN: usize = 8 << 10;
-/// Sum of the windows of all peers, in bytes, unless the smallest window is more.
+/// Maximum window, in bytes. Two of them hold 64 messages of 16 KiB.
+const MAX_WINDOW: usize = 1 << 20;
+/// Minimum window, in bytes.
+const MIN_WINDOW: usize = 8 << 10;
+/// Sum of the windows of all peers, in bytes, unless the minimum window makes it larger.
 const WINDOWS: usize = 16 << 20;
 
 /// Returns the cost of a message with `body` bytes. Receive buffers are at most a quarter longer
@@ -33,13 +33,13 @@ pub(crate) fn cost(body: usize) -> usize {
 /// agree.
 pub(crate) fn window(size: u32) -> u32 {
     let window = WINDOWS / (size as usize).saturating_sub(1).max(1);
-    window.clamp(WINDOW_MIN, WINDOW_MAX) as u32
+    window.clamp(MIN_WINDOW, MAX_WINDOW) as u32
 }
 
-/// Window between endpoints, which do not know their number.
+/// Window between endpoints, whose number is unknown.
 pub(crate) const OPEN_WINDOW: u32 = 256 << 10;
 
-/// Returns the longest body that may be sent eagerly: its cost fits into a window.
+/// Returns the maximum length of a body that may be sent eagerly: its cost fits into a window.
 pub(crate) fn eager_limit(window: u32) -> usize {
     (window as usize - ENVELOPE) / 5 * 4
 }
@@ -173,7 +173,8 @@ impl Protocol {
         if last && self.open.is_some() {
             self.forget_stranger(peer);
         }
-        // Other peers may wait for the room; all are visited where a limit of `settle` is passed.
+        // Other peers may wait for room; all are visited when the total falls below a limit of
+        // `settle`.
         let now = self.stats.unexpected_bytes;
         let passes = |mark| before > mark && now <= mark;
         if self.held_back != 0 && (passes(self.limit / 4) || passes(self.limit / 16)) {
@@ -268,7 +269,7 @@ mod tests {
     fn sender_and_receiver_agree() {
         for seed in 0..200 {
             let mut random = Random::new(seed);
-            let window = [WINDOW_MIN as u32, 100_000, WINDOW_MAX as u32][random.below(3) as usize];
+            let window = [MIN_WINDOW as u32, 100_000, MAX_WINDOW as u32][random.below(3) as usize];
             let (mut sender, mut receiver) = (Account::new(window), Account::new(window));
             let mut sent = 0;
             for _ in 0..3000 {
@@ -299,12 +300,12 @@ mod tests {
 
     #[test]
     fn sending_without_credit_is_detected() {
-        let mut receiver = Account::new(WINDOW_MAX as u32);
+        let mut receiver = Account::new(MAX_WINDOW as u32);
         let mut bytes = 0;
         while receiver.hear(cost(1000), false) {
             bytes += cost(1000);
         }
-        assert!(bytes <= WINDOW_MAX * 2);
+        assert!(bytes <= MAX_WINDOW * 2);
     }
 
     #[test]

@@ -17,12 +17,12 @@ use crate::ids::{PeerId, TransportId};
 use crate::regions::Regions;
 use crate::types::TransportAddress;
 
-/// Maximum number of peers that connected without having been declared and are alive, or have left
-/// messages. Others are refused.
+/// Maximum number of peers that connected without having been declared and that are alive or whose
+/// messages still wait. Others are refused.
 const MAX_STRANGERS: usize = 4096;
 /// Number of strangers for which the memory for unexpected messages grows.
 const EXPECTED_STRANGERS: usize = 64;
-/// Maximum number of peers up to which strangers are admitted, because a number is never reused.
+/// Number of peers at which strangers are no longer admitted, because a number is never reused.
 const MAX_NUMBERS: u32 = 64 << 10;
 /// Maximum number of strangers admitted in one poll.
 const ADMISSIONS: usize = 16;
@@ -31,16 +31,16 @@ const ADMISSIONS: usize = 16;
 #[derive(Debug)]
 pub(crate) struct Open {
     identity: u64,
-    /// Peers by identity, the own one included.
+    /// Peers by identity, including this endpoint.
     numbers: HashMap<u64, PeerId>,
     /// Identities by number.
     identities: Vec<u64>,
     /// Addresses of declared peers to which nothing was sent.
     addresses: HashMap<PeerId, Vec<TransportAddress>>,
     /// Declared peers whose addresses were tried because of a connection in their name: anyone may
-    /// make one, and a try takes time.
+    /// make such a connection, and trying takes time.
     tried: HashSet<PeerId>,
-    /// Peers that were not declared and are alive, or have left messages.
+    /// Peers that were not declared and that are alive or whose messages still wait.
     strangers: HashSet<PeerId>,
     /// Number of declared peers.
     declared: usize,
@@ -173,7 +173,7 @@ impl Protocol {
         }
     }
 
-    /// Makes room for another stranger if this one has failed and none of its messages waits.
+    /// Makes room for another stranger if this one has failed and no message of it waits.
     pub(super) fn forget_stranger(&mut self, peer: PeerId) {
         let state = &self.peers[peer];
         if !state.alive

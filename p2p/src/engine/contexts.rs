@@ -77,7 +77,7 @@ impl Contexts {
     }
 
     /// Takes a context that all members agreed on. Returns false if it is not free here: it must
-    /// have been proposed here, or be higher than all before.
+    /// have been proposed here, or be higher than all previous ones.
     pub(crate) fn reserve(&mut self, context: u32, proposed: u32, group: &Arc<Group>) -> bool {
         if !context.is_multiple_of(2) || context < proposed || context > u32::MAX - 3 {
             return false;

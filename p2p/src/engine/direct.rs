@@ -19,13 +19,13 @@ pub(crate) struct Direct {
     selector: Selector,
     memory: Memory,
     /// Sender, tag and length of the message that arrived.
-    over: Option<(PeerId, u64, usize)>,
+    arrived: Option<(PeerId, u64, usize)>,
 }
 
 /// State of a direct receive after a poll.
 pub(crate) enum Found {
     Nothing,
-    Over(Result<Status, Error>),
+    Complete(Result<Status, Error>),
     /// It became this posted receive.
     Posted(u64),
 }
@@ -50,7 +50,7 @@ impl Protocol {
         self.direct = Some(Direct {
             selector,
             memory,
-            over: None,
+            arrived: None,
         });
         Ok(true)
     }
@@ -67,10 +67,10 @@ impl Protocol {
         let Some(direct) = &mut self.direct else {
             return false;
         };
-        let matches = direct.over.is_none() && direct.selector.matches(context, peer, tag);
+        let matches = direct.arrived.is_none() && direct.selector.matches(context, peer, tag);
         if matches {
             direct.memory.fill(0, body);
-            direct.over = Some((peer, tag, body.len()));
+            direct.arrived = Some((peer, tag, body.len()));
         }
         matches
     }
@@ -81,18 +81,18 @@ impl Protocol {
         let Some(direct) = &self.direct else {
             return Found::Posted(self.demoted);
         };
-        let Some((peer, tag, length)) = direct.over else {
+        let Some((peer, tag, length)) = direct.arrived else {
             return Found::Nothing;
         };
         let (room, context) = (direct.memory.len(), direct.selector.context);
         self.direct = None;
-        Found::Over(self.received(context, peer, tag, (length, room)))
+        Found::Complete(self.received(context, peer, tag, (length, room)))
     }
 
     /// Turns the direct receive into a posted one, unless it has its message.
     #[cold]
     pub(crate) fn post_direct(&mut self) {
-        if let Some(direct) = self.direct.take_if(|direct| direct.over.is_none()) {
+        if let Some(direct) = self.direct.take_if(|direct| direct.arrived.is_none()) {
             let request = Request::receive(direct.memory, &direct.selector, true);
             let key = self.requests.insert(request);
             self.posted.post(place_of(key), &direct.selector);

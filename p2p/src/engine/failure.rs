@@ -25,7 +25,7 @@ impl Engine {
         state.streams.clear();
         state.accesses = None;
         state.refresh();
-        // One that is gone has left, as far as is known; the launcher ends a job of which one died.
+        // A peer that is gone is assumed to have left: if one died, the launcher ends the job.
         let left = matches!(state.failed, Some(PeerError::Left | PeerError::Gone));
         if state.account.close() {
             protocol.held_back = protocol.held_back.saturating_sub(1);
@@ -46,7 +46,7 @@ impl Engine {
     }
 
     fn end_request_of(&mut self, key: u64, peer: PeerId, left: bool) {
-        // One that was freed may have ended meanwhile.
+        // A freed request may have ended in the meantime.
         let Some(request) = self.protocol.requests.get(key).copied() else {
             return;
         };
@@ -79,7 +79,7 @@ impl Engine {
     /// Removes memory of this process from a failed peer's reach; repeated until that is done.
     pub(super) fn drop_peer(&mut self, peer: PeerId) {
         let mut quiet = true;
-        // Also on transports that are not rails of the peer, because it may be connected there.
+        // Including transports that are not rails of the peer, because it may be connected there.
         for (_, transport) in self.transports.iter_mut() {
             quiet &= transport.btl.drop_peer(peer.rank());
         }
@@ -126,7 +126,7 @@ impl Engine {
             transport.btl.close();
         }
         for key in self.protocol.requests.keys().collect::<Vec<_>>() {
-            if self.protocol.requests[key].state != State::Over {
+            if self.protocol.requests[key].state != State::Complete {
                 self.protocol.end(key, RequestOutcome::Closed);
             }
         }

@@ -79,7 +79,7 @@ impl Events for Handler<'_> {
     }
 
     fn completed(&mut self, _: &mut dyn Tx, token: u64, result: Result<(), PeerError>) {
-        self.protocol.operation_over(token, result.is_ok());
+        self.protocol.operation_done(token, result.is_ok());
     }
 
     fn received(
@@ -242,7 +242,7 @@ impl Protocol {
         // P2P-2
         if sequenced.sequence != state.next_in {
             return Err(format!(
-                "message {} where {} is next",
+                "sequence number {} instead of {}",
                 sequenced.sequence, state.next_in
             ));
         }
@@ -350,7 +350,8 @@ impl Protocol {
     }
 
     /// Removes the oldest posted receive that matches a message of a peer over a transport, and
-    /// returns it. Messages of the own rank in a process without transports have no sender `tx`.
+    /// returns it. Messages of this rank to itself in a process without transports have no sender
+    /// `tx`.
     #[inline]
     pub(super) fn match_posted(
         &mut self,

@@ -15,7 +15,7 @@ use crate::probes::Probes;
 use crate::start::{self, Reached};
 use crate::types::{AddressBook, PathReport, TransportAddress};
 
-/// Longest time that the probes of a peer without an answer take. The job runs, so its node may be
+/// Maximum time for which a peer that does not answer is probed. The job runs, so its node may be
 /// busy.
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -41,7 +41,7 @@ pub(super) struct Lazy {
 }
 
 impl Protocol {
-    /// Has a peer reached that was not used before.
+    /// Queues a peer to be reached on its first use.
     #[inline]
     pub(super) fn use_peer(&mut self, peer: PeerId) {
         if self.peers[peer].contact == Contact::OnUse {
@@ -52,7 +52,7 @@ impl Protocol {
 }
 
 impl Engine {
-    /// Sets where the addresses of peers are looked up that are not reached yet, if there are any.
+    /// Sets the book in which the addresses of peers are looked up, if some are not reached yet.
     pub(crate) fn look_up_in(&mut self, book: Box<dyn AddressBook>) {
         let mut peers = self.protocol.peers.iter();
         if !peers.any(|(_, peer)| peer.contact == Contact::OnUse) {
@@ -67,7 +67,7 @@ impl Engine {
         }));
     }
 
-    /// Has a peer looked up by the next polls.
+    /// Queues a peer whose addresses the next polls look up.
     pub(super) fn begin_reach(&mut self, peer: PeerId) {
         if let Some(lazy) = &mut self.lazy {
             lazy.used.push_back(peer);
@@ -115,29 +115,29 @@ impl Engine {
         events
     }
 
-    /// Polls the probes if it is time. Returns those that are over.
+    /// Polls the probes if it is time. Returns those that are complete.
     fn poll_probes(&mut self) -> Vec<(PeerId, Probes)> {
-        let mut over = Vec::new();
+        let mut done = Vec::new();
         let Some(lazy) = self.lazy.as_mut().filter(|lazy| !lazy.begun.is_empty()) else {
-            return over;
+            return done;
         };
         let now = Instant::now();
         if lazy.polled.is_some_and(|last| now - last < INTERVAL) {
-            return over;
+            return done;
         }
         lazy.polled = Some(now);
         let mut at = 0;
         while let Some((_, probes)) = lazy.begun.get_mut(at) {
             match probes.poll(&mut self.transports) {
-                true => over.push(lazy.begun.swap_remove(at)),
+                true => done.push(lazy.begun.swap_remove(at)),
                 false => at += 1,
             }
         }
-        over
+        done
     }
 
-    /// Has peers reached that have connected. One that was reached over other transports than that
-    /// of its connection gets a further rail.
+    /// Reaches peers that have connected. A peer that was reached over transports other than that
+    /// of its connection gets another rail.
     fn use_pending(&mut self) -> usize {
         let mut events = 0;
         for id in self.transports.ids() {
@@ -148,7 +148,7 @@ impl Engine {
         events
     }
 
-    /// Handles one of them. Returns false if it is being reached.
+    /// Handles a peer that has connected. Returns false if it is being reached.
     fn use_pending_peer(&mut self, id: TransportId, rank: Rank) -> bool {
         let peer = self.protocol.peers.id(rank);
         let contact = peer.map(|peer| (peer, self.protocol.peers[peer].contact));
@@ -181,7 +181,7 @@ impl Engine {
         };
         let address = addresses.find(is_its).cloned();
         let Some(address) = address.filter(|_| self.protocol.peers[peer].alive) else {
-            return Err("this process does not reach it by this transport".to_owned());
+            return Err("this process does not reach it over this transport".to_owned());
         };
         let added = start::add_peer(&mut self.transports, id, rank, &address);
         let info = added.map_err(|unreachable| unreachable.reason)?;
@@ -208,9 +208,9 @@ impl Engine {
         if let Some((rank, addresses)) = peers.first()
             && self.protocol.peers[peer].alive
         {
-            let is_over = |id, address| probes.is_over(id, address);
+            let answered = |id, address| probes.is_settled(id, address);
             let to = (&addresses[..], own < peer);
-            reached = start::reach(&mut self.transports, *rank, to, is_over);
+            reached = start::reach(&mut self.transports, *rank, to, answered);
             rails = start::choose(&self.transports, &mut reached);
             if rails.is_empty() {
                 probes.peers = peers;

@@ -1,8 +1,8 @@
 //! The state of one process's layer and the protocols that change it. One thread at a time uses it;
 //! [`crate::shared`] holds the lock.
 //!
-//! [`Protocol`] is what callbacks of transports may change. [`Engine`] is the protocol state with
-//! the transports. A callback cannot use the transports, so it queues [`protocol::Work`] that
+//! [`Protocol`] is the state that callbacks of transports may change. [`Engine`] is that state with
+//! the transports. A callback cannot use the transports, so it queues [`protocol::Work`], which
 //! [`Engine::poll`] does right after.
 
 mod access;

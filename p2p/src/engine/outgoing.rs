@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::matching::unexpected::RegionKey;
 use crate::wire::{self, ASK, Header, Sequenced};
 
-/// Number of control messages that may be queued for one peer in any case; see [`control_max`].
+/// Number of control messages that may always be queued for one peer; see [`control_max`].
 const CONTROL_MAX: usize = 64 << 10;
 /// Maximum number of fragments sent to one peer in one poll.
 const FRAGMENTS: usize = 16;
@@ -35,8 +35,8 @@ pub(super) enum Attempt {
 /// Returns the maximum number of control messages queued for one peer.
 ///
 /// Each answers an envelope of the peer. While the peer reads nothing, this process may answer all
-/// of its messages that waited for a receive, which `limit` bounds, and those that its credit still
-/// pays for: two windows pay for 8192 envelopes.
+/// of its messages that waited for a receive, which `limit` bounds, and those for which it still
+/// has credit: two windows pay for 8192 envelopes.
 fn control_max(limit: usize) -> usize {
     CONTROL_MAX.max(limit / cost(0))
 }
@@ -49,13 +49,13 @@ impl Protocol {
 
     /// Queues a control message whose body is a key.
     pub(super) fn control_with(&mut self, peer: PeerId, header: Header, key: RegionKey) {
-        let most = control_max(self.limit);
+        let max = control_max(self.limit);
         let state = &mut self.peers[peer];
         if !state.alive || state.own {
             return;
         }
-        if state.control.len() >= most {
-            let reason = format!("it accepts none of the {most} answers queued for it");
+        if state.control.len() >= max {
+            let reason = format!("it accepts none of the {max} answers queued for it");
             return self.fail(peer, PeerError::Lost(reason.clone()), Some(reason));
         }
         state.control.push_back(Control {
@@ -218,7 +218,7 @@ impl Engine {
         let send = |btl: &mut dyn Btl, header: &[u8]| {
             if let Some(token) = token {
                 // SAFETY: valid and unchanged until the request is complete, which is not before
-                // this send completes.
+                // the completion of this send.
                 match unsafe { btl.send_held(rank, header, memory.at(0), body.len(), token) } {
                     Err(SendError::Unsupported) => {}
                     result => return result.map(|started| pending = started == Started::Pending),
@@ -295,7 +295,7 @@ impl Engine {
         }
     }
 
-    /// Sends fragments of the oldest message, to each rail its share.
+    /// Sends fragments of the oldest message, each rail its share.
     fn send_fragments(&mut self, peer: PeerId) -> usize {
         let mut done = 0;
         // Rails without room, one bit each.

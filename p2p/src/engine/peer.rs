@@ -12,21 +12,21 @@ use crate::ids::{PeerId, TransportId};
 use crate::matching::unexpected::RegionKey;
 use crate::wire::{EAGER_LENGTH, Encoded, MAX_HEADER};
 
-/// Longest eager message of the primary rail if another rail is much faster, in bytes.
+/// Maximum length of an eager message on the primary rail if another rail is much faster, in bytes.
 const EAGER_BESIDE_FASTER: usize = 8 << 10;
 /// Maximum number of rails to one peer.
 pub(crate) const MAX_RAILS: usize = 4;
 /// Minimum number of bytes of one message that a rail other than the primary carries.
-const STRIPE_MIN: usize = 16 << 10;
+const MIN_STRIPE: usize = 16 << 10;
 
 /// A transport used for a peer.
 #[derive(Debug)]
 pub(crate) struct Rail {
     pub(crate) transport: TransportId,
     pub(crate) info: PeerInfo,
-    /// The transport reported that the peer left in order.
+    /// The transport reported that the peer left gracefully.
     pub(crate) left: bool,
-    /// The transport reported that the peer left, or is not there any more.
+    /// The transport reported that the peer left, or that it no longer exists.
     pub(crate) gone: bool,
     /// Bytes of bodies sent and received. Counted only for peers with several rails.
     pub(crate) sent: u64,
@@ -51,13 +51,13 @@ impl Rail {
     }
 }
 
-/// Whether a peer of a job was reached.
+/// Progress of reaching a peer of a job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Contact {
-    /// It was, or it failed.
+    /// It was reached, or it failed.
     #[default]
     Made,
-    /// It will be when it is used.
+    /// It will be reached when it is used.
     OnUse,
     /// It is being reached.
     Begun,
@@ -72,12 +72,12 @@ pub(crate) struct Control {
 
 #[derive(Debug, Default)]
 pub(crate) struct Peer {
-    /// The peer is alive, not the own rank, and nothing is queued: a send only needs credit.
+    /// The peer is alive and not this rank, and nothing is queued: a send only needs credit.
     pub(crate) fast: bool,
     pub(crate) alive: bool,
     pub(crate) own: bool,
     pub(crate) contact: Contact,
-    /// Longest body that is sent eagerly now, and the longest of those that is copied.
+    /// Maximum length of a body that is sent eagerly now, and of one that is then copied.
     pub(crate) eager_now: usize,
     pub(crate) copied_now: usize,
     /// Bodies of this length or more may be sent from the program's memory.
@@ -91,7 +91,7 @@ pub(crate) struct Peer {
     eager_skewed: usize,
     /// Messages of this length or more are moved by `get` or `put`; `usize::MAX`: none.
     pub(crate) one_sided_from: usize,
-    /// Rails, the primary first; empty for the own rank.
+    /// Rails, the primary first; empty for this rank.
     pub(crate) rails: Vec<Rail>,
     /// The peer asked for RTS only.
     pub(crate) rts_only: bool,
@@ -124,7 +124,7 @@ fn is_much_faster(rail: &PeerInfo, than: &PeerInfo) -> bool {
 }
 
 impl Peer {
-    /// Creates the entry of the own rank.
+    /// Creates the entry of this rank.
     pub(crate) fn own() -> Peer {
         Peer {
             own: true,
@@ -161,8 +161,8 @@ impl Peer {
         let body = |message: usize| message.saturating_sub(EAGER_LENGTH);
         let eager = config.eager.or(info.map(|info| body(info.eager)));
         let mut eager = eager.unwrap_or(0).min(cap);
-        // Eager messages use the primary rail. Where another one is much faster, the exchange of a
-        // rendezvous costs less than the slow rail from this length on.
+        // Eager messages use the primary rail. Where another one is much faster, a rendezvous costs
+        // less than the slow rail above this length.
         if let Some(info) = info
             && rails.iter().any(|rail| is_much_faster(&rail.info, info))
         {
@@ -178,7 +178,7 @@ impl Peer {
         self.refresh();
     }
 
-    /// Returns the transport of envelopes and control messages; `None` for the own rank.
+    /// Returns the transport of envelopes and control messages; `None` for this rank.
     #[inline]
     pub(crate) fn primary(&self) -> Option<TransportId> {
         self.rails.first().map(|rail| rail.transport)
@@ -212,7 +212,7 @@ impl Peer {
 
     /// Divides a message among the rails in proportion to their declared bandwidth.
     ///
-    /// A rail whose part would be less than [`STRIPE_MIN`], or with less than half of the largest
+    /// A rail whose part would be less than [`MIN_STRIPE`], or with less than half of the largest
     /// bandwidth, carries nothing: rails that differ that much share a link, such as raw Ethernet
     /// and UDP. The rail of the largest bandwidth carries the remainder.
     pub(crate) fn shares(&self, length: usize) -> [usize; MAX_RAILS] {
@@ -230,7 +230,7 @@ impl Peer {
         let mut left = length;
         for (place, rail) in self.rails.iter().enumerate() {
             let part = length as u128 * u128::from(bandwidth(rail)) / u128::from(sum);
-            if place != best && carries(&rail) && part >= STRIPE_MIN as u128 {
+            if place != best && carries(&rail) && part >= MIN_STRIPE as u128 {
                 shares[place] = part as usize;
                 left -= part as usize;
             }
@@ -252,7 +252,7 @@ impl Peer {
     }
 }
 
-/// All peers of the job by rank; the own rank is one of them.
+/// All peers of the job by rank, including this rank.
 #[derive(Debug)]
 pub(crate) struct Peers(pub(crate) Vec<Peer>);
 
@@ -339,10 +339,10 @@ mod tests {
         );
         assert_eq!(peer(&[1, 1, 1, 1]).shares(4 * mib), [mib; 4]);
         // Too little for the second rail.
-        assert_eq!(peer(&[10, 10]).shares(STRIPE_MIN), [STRIPE_MIN, 0, 0, 0]);
+        assert_eq!(peer(&[10, 10]).shares(MIN_STRIPE), [MIN_STRIPE, 0, 0, 0]);
         // Undeclared bandwidth, and the longest message.
         assert_eq!(peer(&[0, 0]).shares(mib), [mib / 2, mib / 2, 0, 0]);
-        for length in [0, 1, STRIPE_MIN * 3 + 1, isize::MAX as usize] {
+        for length in [0, 1, MIN_STRIPE * 3 + 1, isize::MAX as usize] {
             let shares = peer(&[7, 11, 13]).shares(length);
             assert_eq!(shares.iter().sum::<usize>(), length);
         }

@@ -13,8 +13,8 @@ use crate::memory::Memory;
 use crate::types::narrow;
 
 impl Engine {
-    /// Copies a long message into a receive that the peer has published. `Blocked` if there is
-    /// none.
+    /// Copies a long message into a receive that the peer has published. Returns `Blocked` if there
+    /// is none.
     pub(super) fn send_to_posted(&mut self, peer: PeerId, key: u64, request: &Request) -> Attempt {
         let state = &self.protocol.peers[peer];
         // A send with a transfer was tried before; only its RTS found no room.
@@ -29,7 +29,7 @@ impl Engine {
             tag: narrow(request.tag),
         };
         let (at, btl) = (request.memory.at(0), &mut self.transports[primary].btl);
-        // SAFETY: the memory is readable until the request is complete, which it is not yet.
+        // SAFETY: the memory is readable until the request is complete; it is not complete yet.
         match unsafe { btl.send_to_posted(peer.rank(), envelope, at, request.length) } {
             Ok(PostedDelivery::Delivered) => {
                 self.protocol.end(key, RequestOutcome::Done);

@@ -1,4 +1,4 @@
-//! The protocol state, and the life of requests.
+//! The protocol state, and the life cycle of requests.
 
 use crate::ids::{PeerId, TransportId};
 use std::collections::VecDeque;
@@ -136,13 +136,13 @@ impl Protocol {
         self.requests.len() != 0 || self.direct.is_some()
     }
 
-    /// Returns the number of things that no event announces, so that threads must not sleep for
+    /// Returns the amount of pending work that no event announces, for which threads must not sleep
     /// long.
     pub(crate) fn polled(&self) -> usize {
         self.active.len() + self.work.len() + self.again.len() + self.dropping.len() + self.reaching
     }
 
-    /// Returns true if there are such things.
+    /// Returns true if there is such work.
     pub(crate) fn must_poll(&self) -> bool {
         self.polled() != 0
     }
@@ -171,7 +171,7 @@ impl Protocol {
     #[inline]
     pub(crate) fn end(&mut self, key: u64, outcome: RequestOutcome) {
         let request = &mut self.requests[key];
-        request.state = State::Over;
+        request.state = State::Complete;
         request.outcome = outcome;
         self.ended += 1;
         let (transfer, detached) = (std::mem::take(&mut request.transfer), request.detached);
@@ -195,7 +195,7 @@ impl Protocol {
     pub(crate) fn detach(&mut self, key: u64) {
         if let Some(request) = self.requests.get_mut(key) {
             request.detached = true;
-            if request.state == State::Over {
+            if request.state == State::Complete {
                 self.requests.remove(key);
             }
         }
@@ -208,7 +208,7 @@ impl Protocol {
             Some(request) if !request.detached => request,
             _ => return Some(Err(Error::UnknownRequest)),
         };
-        if request.state != State::Over {
+        if request.state != State::Complete {
             return None;
         }
         let result = self.result(request);
@@ -217,9 +217,9 @@ impl Protocol {
     }
 
     /// Returns true if the request is complete.
-    pub(crate) fn is_over(&self, key: u64) -> Result<bool, Error> {
+    pub(crate) fn is_complete(&self, key: u64) -> Result<bool, Error> {
         match self.requests.get(key) {
-            Some(request) if !request.detached => Ok(request.state == State::Over),
+            Some(request) if !request.detached => Ok(request.state == State::Complete),
             _ => Err(Error::UnknownRequest),
         }
     }
@@ -317,7 +317,7 @@ impl Protocol {
     pub(crate) fn check_any_alive(&self, context: u32) -> Result<(), Error> {
         let mut dead = Ok(());
         if self.open.is_some() {
-            // Others may still send.
+            // Other peers may still send.
             return dead;
         }
         for peer in self.peers.ids().filter(|peer| *peer != self.own) {

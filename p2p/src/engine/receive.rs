@@ -1,4 +1,4 @@
-//! Receives, probes, cancelling, and messages to the own rank.
+//! Receives, probes, cancelling, and messages of this rank to itself.
 
 use crate::ids::{PeerId, Selector};
 use btl::{Tx, Withdrawn};
@@ -12,7 +12,7 @@ use crate::matching::unexpected::{Arrival, Arrived};
 use crate::slab::place_of;
 use crate::types::{Status, narrow};
 
-/// Longest message to the own rank that is copied at once, in bytes.
+/// Maximum length of a message to this rank itself that is copied at once, in bytes.
 const OWN_EAGER: usize = 64 << 10;
 
 impl Engine {
@@ -65,7 +65,7 @@ impl Engine {
         Ok(key)
     }
 
-    /// Sends a message to the own rank.
+    /// Sends a message to this rank itself.
     pub(super) fn send_to_self(&mut self, key: u64) {
         let protocol = &mut self.protocol;
         let request = protocol.requests[key];
@@ -73,7 +73,8 @@ impl Engine {
         let (own, label) = (protocol.own, request.label());
         // SAFETY: the send `key` is not complete.
         let body = unsafe { request.memory.bytes() };
-        // A receive that may be from the own rank is published only if there is one transport.
+        // A receive that a message of this rank may match is published only if there is one
+        // transport.
         let first = self.transports.iter_mut().next();
         let tx = first.map(|(id, transport)| (&mut *transport.btl as &mut dyn Tx, id));
         if let Some(receive) = protocol.match_posted(tx, own, label) {
@@ -98,7 +99,7 @@ impl Engine {
 
     /// Cancels a request that has not been matched. Returns false if it is too late.
     pub(crate) fn cancel(&mut self, key: u64) -> Result<bool, Error> {
-        if self.protocol.is_over(key)? {
+        if self.protocol.is_complete(key)? {
             return Ok(false);
         }
         let request = self.protocol.requests[key];
@@ -196,7 +197,7 @@ impl Protocol {
         self.check_skew();
     }
 
-    /// Returns the oldest message that matches and its description. With `takes`, removes it from
+    /// Returns the oldest message that matches, with its description. With `takes`, removes it from
     /// the matching, but keeps it. Fails if there is none and no live peer could send it.
     pub(crate) fn find(
         &mut self,
@@ -220,7 +221,7 @@ impl Protocol {
         Ok(Some((entry, status)))
     }
 
-    /// Fails if no live peer could send a matching message. A peer that is named is used.
+    /// Fails if no live peer could send a matching message. Uses the peer that the selector names.
     #[inline]
     pub(crate) fn check_source(&mut self, selector: &Selector) -> Result<(), Error> {
         match selector.source {
@@ -242,7 +243,7 @@ impl Protocol {
             // Its members are not known any more.
             return !left;
         }
-        // A peer that left in order matters only if no other is alive.
+        // A peer that left gracefully matters only if no other is alive.
         self.contexts.is_member(request.context, peer)
             && (!left || self.check_any_alive(request.context).is_err())
     }

@@ -1,5 +1,5 @@
-//! Rendezvous: RTS, CTS, FRAGMENT and FIN at either end, and one-sided transfers: `get` by the
-//! receiver, or `put` by the sender.
+//! Rendezvous: RTS, CTS, FRAGMENT and FIN at either end, and one-sided transfers, which are `get`
+//! by the receiver or `put` by the sender.
 
 use std::io::IoSlice;
 
@@ -85,8 +85,8 @@ impl Engine {
         }
     }
 
-    /// Selects how a receive gets its bytes: `get` if the RTS has a key, `put` from the threshold
-    /// on, otherwise fragments.
+    /// Selects how a receive gets its bytes: `get` if the RTS has a key, `put` if the length
+    /// reaches the threshold, otherwise fragments.
     fn choose_method(&mut self, number: u64) {
         let transfer = &mut self.protocol.transfers[number];
         let capabilities = self.transports[transfer.transport].capabilities;
@@ -159,7 +159,7 @@ impl Engine {
             let (offset, peer) = (transfer.issued, transfer.peer);
             let rest = transfer.wanted - offset;
             if rest == 0 {
-                return self.one_sided_over(number);
+                return self.one_sided_done(number);
             }
             let (length, at, rank) = (part.min(rest), memory.at(offset), peer.rank());
             let key = transfer.key.bytes();
@@ -211,7 +211,7 @@ impl Engine {
         }
     }
 
-    fn one_sided_over(&mut self, number: u64) {
+    fn one_sided_done(&mut self, number: u64) {
         let transfer = &self.protocol.transfers[number];
         let (peer, key, notified) = (transfer.peer, transfer.request, transfer.notified);
         let sends = self.protocol.requests[key].is_send();
@@ -279,7 +279,7 @@ impl Protocol {
         length: u64,
         key: Option<RegionKey>,
     ) -> Result<(), String> {
-        let unknown = || format!("CTS for send {request:#x} without an RTS");
+        let unknown = || format!("CTS for send {request:#x}, for which no RTS was sent");
         let send = self.requests.get_mut(request).ok_or_else(unknown)?;
         let number = send.transfer;
         let fits = send.is_send()
@@ -298,7 +298,7 @@ impl Protocol {
         }
         // P2P-9
         if key.is_some() && self.peers[from.peer].primary() != Some(from.transport) {
-            return Err("requests a put over another rail than that of envelopes".to_owned());
+            return Err("requests a put over a rail other than that of envelopes".to_owned());
         }
         send.state = State::Moving;
         let transfer = &mut self.transfers[number];
@@ -331,7 +331,8 @@ impl Protocol {
         offset: u64,
         body: &[u8],
     ) -> Result<(), String> {
-        let unknown = || format!("sends a fragment to {target:#x}, which expects none from it");
+        let unknown =
+            || format!("sends a fragment to {target:#x}, which does not expect one from it");
         let request = *self.requests.get(target).ok_or_else(unknown)?;
         let fits =
             !request.is_send() && request.peer == Some(peer) && request.state == State::Moving;
@@ -388,7 +389,7 @@ impl Protocol {
     }
 
     /// Handles the completion of a `get`, `put` or held send of a transfer.
-    pub(super) fn operation_over(&mut self, number: u64, good: bool) {
+    pub(super) fn operation_done(&mut self, number: u64, good: bool) {
         if let Some(transfer) = self.transfers.get_mut(number) {
             transfer.open = false;
             transfer.refused |= !good;

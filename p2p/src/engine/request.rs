@@ -15,15 +15,15 @@ pub(crate) enum State {
     Claimed,
     /// Send whose envelope was not sent.
     Queued,
-    /// Send whose envelope was sent; the receiver has to answer.
+    /// Send whose envelope was sent; the receiver must answer.
     Waiting,
     /// Bytes are moving.
     Moving,
     /// The result is available.
-    Over,
+    Complete,
 }
 
-/// End of a request.
+/// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequestOutcome {
     Done,
@@ -44,7 +44,7 @@ pub(crate) struct Request {
     pub(crate) sync: bool,
     /// The program has freed it.
     pub(crate) detached: bool,
-    /// Safe code lent the memory and must wait for the end.
+    /// Safe code lent the memory and must wait for the completion.
     pub(crate) lent: bool,
     /// Destination of a send. Source that a receive selects (`None`: any), then the message's
     /// source.
@@ -108,7 +108,7 @@ impl Request {
         }
     }
 
-    /// Makes the request of an access: memory to read from is written to the peer.
+    /// Creates the request of an access: memory to read from is written to the peer.
     pub(crate) fn access(memory: Memory, peer: PeerId, access: u64) -> Request {
         let selector = Selector {
             context: 0,

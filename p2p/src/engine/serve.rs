@@ -1,4 +1,4 @@
-//! Accesses of peers to memory of this process: the side that answers.
+//! Accesses of peers to memory of this process: the serving side.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -20,13 +20,13 @@ const RESULTS: usize = 64;
 pub(super) struct Pending {
     request: u64,
     refusal: Option<Refusal>,
-    /// Bytes of a short read, or old values; of a long read those of the next message.
+    /// Bytes of a short read, or old values; for a long read, the bytes of the next message.
     values: Vec<u8>,
-    /// What is still to be read, and the offset of it.
+    /// Place to read from, and the offset of the next byte.
     read: Option<(Place, usize)>,
 }
 
-/// Part of a write of which more parts follow.
+/// Last part of a write of which more parts follow.
 #[derive(Clone, Copy, Debug)]
 struct Part {
     request: u64,
@@ -60,7 +60,7 @@ impl Protocol {
         body: &[u8],
     ) -> Result<(), String> {
         if self.open.is_none() {
-            return Err("an access as between endpoints, in a job of ranks".to_owned());
+            return Err("an access to memory, which exists between endpoints only".to_owned());
         }
         let all = self.peers[peer].accesses.get_or_insert_default();
         // P2P-24
@@ -140,7 +140,7 @@ impl Protocol {
         let fits = body.len() <= left && (!body.is_empty() || place.length == 0);
         if !follows || access.offset != part.next as u64 || !fits {
             return Err(format!(
-                "a write of {} bytes at {}, where {} is next",
+                "a write of {} bytes at offset {} instead of {}",
                 body.len(),
                 access.offset,
                 part.next
@@ -164,7 +164,7 @@ impl Protocol {
         }))
     }
 
-    /// Starts a read. The bytes of a short one are those of now, so that later writes come after.
+    /// Starts a read. The bytes of a short one are copied now, before later writes.
     fn serve_read(&mut self, request: u64, place: Place) -> Pending {
         let mut pending = Pending {
             request,
@@ -190,7 +190,7 @@ impl Protocol {
         pending
     }
 
-    /// Notes an access for the endpoint's owner, if it wants to know of it.
+    /// Queues the report of an access for the endpoint's owner, if it requested one.
     pub(super) fn report_served(
         &mut self,
         peer: PeerId,
@@ -209,7 +209,7 @@ impl Protocol {
         let (writes, atomic) = match operation {
             Operation::Read => (false, false),
             Operation::Write => (true, false),
-            // One that returns the old value is a read, as libfabric counts them.
+            // One that returns the old value counts as a read, as in libfabric.
             Operation::Atomic { fetch, .. } => (!fetch, true),
         };
         open.served.push_back(Served {
@@ -220,7 +220,7 @@ impl Protocol {
             length: place.length,
             data,
         });
-        // Threads that wait look for it.
+        // Waiting threads check for it.
         self.ended += 1;
     }
 }
@@ -242,14 +242,14 @@ impl Engine {
             let mut offset = 0;
             if let Some((place, at)) = pending.read {
                 offset = at;
-                // After an attempt without room they are there.
+                // After an attempt that found no room, the bytes are here already.
                 if pending.values.is_empty() {
                     let length = rail.fragment().min(place.length - at);
                     pending.values.resize(length, 0);
                     let open = protocol.open.as_ref();
                     let read = open.map(|open| open.regions.read(&place, at, &mut pending.values));
                     if let Some(Err(refusal)) = read {
-                        // The region was withdrawn meanwhile.
+                        // The region was withdrawn in the meantime.
                         pending.refusal = Some(refusal);
                         pending.read = None;
                         pending.values.clear();

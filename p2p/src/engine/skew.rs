@@ -11,7 +11,7 @@ use crate::wire::Header;
 #[derive(Debug, Default)]
 pub(crate) struct Skew {
     pub(crate) late: bool,
-    /// Time since which the queue of unexpected messages has been long, or short again if late.
+    /// Time since when the queue of unexpected messages has been long, or short again if late.
     since: Option<Instant>,
 }
 

@@ -1,5 +1,5 @@
 //! The transports with the protocol state above them, and one poll of both: progress of the
-//! transports, then the work that their callbacks left.
+//! transports, then the work that their callbacks queued.
 
 use std::ops::{Index, IndexMut};
 
@@ -58,7 +58,7 @@ impl Transports {
         self[id].btl.name()
     }
 
-    /// Sets the length from which messages to a peer are sent from the program's memory.
+    /// Sets the minimum length of messages to a peer that are sent from the program's memory.
     pub(super) fn set_held(&self, peer: &mut Peer) {
         if let Some(primary) = peer.primary() {
             let held_from = self[primary].capabilities.held_from;
@@ -94,7 +94,7 @@ pub(crate) struct Engine {
     pub(crate) protocol: Protocol,
     pub(crate) transports: Transports,
     pub(crate) polls: u32,
-    /// Results of the transports for the peers that were reached.
+    /// Results of all transports for the peers that were reached.
     pub(crate) paths: Vec<PathReport>,
     /// Peers of a large job are reached when they are used.
     pub(super) lazy: Option<Box<Lazy>>,
@@ -154,7 +154,7 @@ impl Engine {
         for peer in std::mem::take(&mut self.protocol.dropping) {
             self.drop_peer(peer);
         }
-        // Work that this work queues is done as well, unless it waits for room (`again`).
+        // Work queued by this work is done as well, unless it waits for room (`again`).
         while let Some(work) = self.protocol.work.pop_front() {
             done += 1;
             match work {

@@ -2,8 +2,8 @@
 //!
 //! Both are kept in one table for each [`Class`], that is, for each combination of wildcards. A
 //! message is compared with the oldest receive of each class; a receive takes the oldest message of
-//! its own. The cost does not depend on their number. MPI needs at most four classes. A program
-//! that ignores bits of tags by a mask has two for each mask that is in use.
+//! its own class. The cost does not depend on their number. MPI needs at most four classes. A
+//! program that ignores bits of tags by a mask has two classes for each mask that is in use.
 
 pub(crate) mod lists;
 pub(crate) mod posted;

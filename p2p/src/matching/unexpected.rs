@@ -45,7 +45,7 @@ pub(crate) enum Arrival {
         key: RegionKey,
         transport: TransportId,
     },
-    /// From the own rank: number of the send.
+    /// From this rank itself: number of the send.
     Own { length: usize, send: u64 },
 }
 
@@ -92,7 +92,7 @@ const SPARE: usize = 64 << 10;
 #[derive(Debug)]
 pub(crate) struct Unexpected {
     entries: Slab<Arrived>,
-    /// One table for each class of which a receive was posted, at most [`CLASSES`].
+    /// One table for each class for which a receive was posted, at most [`CLASSES`].
     tables: Vec<(Class, Lists)>,
     /// Index of the table that is replaced next when there are too many.
     replaced: usize,

@@ -28,7 +28,7 @@ pub(crate) fn leaked(
         readable,
         writable,
     };
-    // SAFETY: it lives on, and is read after the accesses.
+    // SAFETY: it is never freed, and is read after the accesses.
     assert!(unsafe { regions.expose(5, exposure) });
     // SAFETY: as above.
     assert!(!unsafe { regions.expose(5, exposure) });

@@ -12,7 +12,7 @@ const SPIN: Duration = Duration::from_millis(1);
 /// Time that it then yields the CPU before it sleeps.
 const YIELD: Duration = Duration::from_millis(1);
 
-/// Polls between two readings of the clock while it spins.
+/// Number of polls between two readings of the clock while it spins.
 const CLOCK_EVERY: u32 = 64;
 
 /// Action after a poll without events.

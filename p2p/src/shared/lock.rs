@@ -76,7 +76,7 @@ impl<'a> Lock<'a> {
     #[inline]
     pub(crate) fn hint(&self, key: u64) -> Option<TransportId> {
         let request = self.protocol.requests.get(key)?;
-        self.hint_for(request.peer.filter(|_| request.state != State::Over))
+        self.hint_for(request.peer.filter(|_| request.state != State::Complete))
     }
 
     /// Returns the transport that a receive from this peer waits for, if there are several.

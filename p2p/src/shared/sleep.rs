@@ -9,14 +9,14 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use super::{Inner, Lock, Shared};
 use crate::engine::Engine;
 
-/// Shortest and longest time of a sleep while messages wait for room, which is no event. If a
-/// transport cannot wake this thread, all sleeps are the shortest.
+/// Minimum and maximum time of a sleep while messages wait for room, which no event announces. If a
+/// transport cannot wake this thread, all sleeps take the minimum.
 const NAPS: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(100));
 /// Such a sleep takes this fraction of the time without an event so far.
 const NAP_PART: u32 = 8;
 
 /// Maximum time of one sleep, in case a transport does not wake this thread.
-const LONGEST: Duration = Duration::from_secs(1);
+const MAX_SLEEP: Duration = Duration::from_secs(1);
 
 /// Maximum sleep of a follower.
 const FOLLOW: Duration = Duration::from_millis(10);
@@ -120,7 +120,8 @@ fn descriptors(inner: &mut Inner) -> Option<Arc<Vec<OwnedFd>>> {
     if inner.descriptors.is_none() {
         let copy = |(_, transport): (_, &mut crate::engine::Transport)| {
             transport.capabilities.blocking.then_some(())?;
-            // A copy: it is polled without the lock, and the transport may be closed meanwhile.
+            // A copy: it is polled without the lock, and the transport may be closed in the
+            // meantime.
             transport.btl.wait_fd()?.try_clone_to_owned().ok()
         };
         let all: Option<Vec<OwnedFd>> = inner.engine.transports.iter_mut().map(copy).collect();
@@ -132,12 +133,12 @@ fn descriptors(inner: &mut Inner) -> Option<Arc<Vec<OwnedFd>>> {
 /// Requests a wake-up of all transports. Returns how long a thread may sleep; `None`: one has an
 /// event.
 fn arm(engine: &mut Engine) -> Option<Duration> {
-    let mut limit = LONGEST;
+    let mut limit = MAX_SLEEP;
     for (_, transport) in engine.transports.iter_mut() {
         if !transport.btl.arm() {
             return None;
         }
-        limit = limit.min(transport.btl.capabilities().tick.unwrap_or(LONGEST));
+        limit = limit.min(transport.btl.capabilities().tick.unwrap_or(MAX_SLEEP));
     }
     Some(limit)
 }

@@ -28,8 +28,8 @@ thread_local! {
 struct Open {
     inner: LoopbackBtl,
     book: Book,
-    /// Figures of all ranks of the loopback, which are added at once: it would keep the messages of
-    /// others, and would not say that there are any.
+    /// Figures of all ranks of the loopback, which are added at once: the loopback keeps messages
+    /// of a peer that was not added, and does not report them.
     infos: HashMap<Rank, PeerInfo>,
     /// Ranks of the loopback by number.
     ranks: Vec<Option<Rank>>,

@@ -1,5 +1,5 @@
-//! A transport that is a variable: a few messages in flight in each direction, both ends in one
-//! thread. It allocates nothing and costs almost nothing.
+//! A transport that only copies to a variable: a few messages in flight in each direction, both
+//! ends in one thread. It allocates nothing and costs almost nothing.
 #![allow(dead_code, reason = "each user needs a part of it")]
 
 use std::cell::UnsafeCell;
@@ -128,7 +128,7 @@ pub(crate) fn pair() -> Vec<Bare> {
         .collect()
 }
 
-/// Returns a layer on each end.
+/// Returns a layer over each end.
 pub(crate) fn layers() -> Vec<P2p> {
     let layer = |btl: Bare| {
         let rank = btl.rank as u32;

@@ -30,7 +30,7 @@ fn pair(length: usize, (readable, writable): (bool, bool)) -> Pair {
         readable,
         writable,
     };
-    // SAFETY: it lives on, and the tests look at it after the accesses.
+    // SAFETY: it is never freed, and the tests read it after the accesses.
     assert!(unsafe { regions.expose(KEY, exposure) });
     Pair {
         all,
@@ -53,10 +53,10 @@ impl Pair {
         unsafe { self.all[0].write((bytes.as_ptr(), bytes.len()), to, None, cookie) }.unwrap();
     }
 
-    /// Reads, and returns the end and the bytes.
+    /// Reads, and returns the completion and the bytes.
     fn read(&self, length: usize, from: &Remote) -> (Completion, Vec<u8>) {
         let mut bytes = vec![0; length];
-        // SAFETY: the bytes are kept until the end is reported.
+        // SAFETY: the bytes are kept until the completion is reported.
         unsafe { self.all[0].read((bytes.as_mut_ptr(), length), from, 9) }.unwrap();
         (self.report(), bytes)
     }
@@ -74,7 +74,7 @@ impl Pair {
             length: 8,
             operands: &operands,
         };
-        // SAFETY: the place is kept until the end is reported.
+        // SAFETY: the result is kept until the completion is reported.
         unsafe { self.all[0].atomic(&atomic, (&raw mut old).cast(), to, 9) }.unwrap();
         (self.report(), old)
     }
@@ -241,8 +241,15 @@ fn numbers_and_reported_regions_are_reported_at_the_target() {
     assert_eq!((with_number.length, with_number.peer), (1, Some(1)));
     pair.regions.report(KEY);
     pair.write(b"said", &at(1, BASE), 3);
-    let told = served(1).remove(0);
-    assert_eq!((told.ended, told.data, told.length), (written, None, 4));
+    let without_number = served(1).remove(0);
+    assert_eq!(
+        (
+            without_number.ended,
+            without_number.data,
+            without_number.length
+        ),
+        (written, None, 4)
+    );
     pair.write(b"outside", &at(1, BASE + 60), 4);
     let mut byte = 0;
     // SAFETY: kept until it is reported.

@@ -40,14 +40,14 @@ fn a_flood_without_receives_is_held_back_and_arrives_in_order() {
         assert!(held.unexpected_peak < LIMIT, "{held:?}");
         assert!(held.pressed >= 1 && layers[0].stats().pressed_by_peers >= 1);
         assert!(
-            sends.iter().any(|send| !send.is_over().unwrap()),
+            sends.iter().any(|send| !send.is_complete().unwrap()),
             "the rest waits at the sender"
         );
         let mut receives = Vec::new();
         for n in 0..count {
             let receive = receiver.irecv_owned(vec![0; length], 0, Tag::Any).unwrap();
             let start = Instant::now();
-            while !receive.is_over().unwrap() {
+            while !receive.is_complete().unwrap() {
                 layers[0].progress();
                 assert!(start.elapsed() < HANG, "message {n} does not arrive");
             }
@@ -88,7 +88,7 @@ fn one_flooding_peer_does_not_starve_another() {
         let send = comms[1].isend_owned(pattern(1000, n), 2, 2).unwrap();
         let receive = comms[2].irecv_owned(vec![0; 1000], 1, 2).unwrap();
         let start = Instant::now();
-        while !(send.is_over().unwrap() && receive.is_over().unwrap()) {
+        while !(send.is_complete().unwrap() && receive.is_complete().unwrap()) {
             poll();
             assert!(start.elapsed() < HANG);
         }
@@ -117,15 +117,15 @@ fn a_peer_that_is_held_back_goes_on_when_others_make_room() {
     (0..20_000).for_each(|_| {
         poll();
     });
-    assert!(!flood[1000].is_over().unwrap(), "it is not held back");
-    // Rank 2 receives what it sent itself, and then nothing of rank 0 but its last message.
+    assert!(!flood[1000].is_complete().unwrap(), "it is not held back");
+    // Rank 2 receives its messages to itself, and then only the last message of rank 0.
     let mut room = vec![0; 60 << 10];
     for _ in 0..100 {
         comms[2].recv(&mut room, 2, 3).unwrap();
     }
     let last = comms[2].irecv_owned(vec![0; 10], 0, 2).unwrap();
     let start = Instant::now();
-    while !last.is_over().unwrap() {
+    while !last.is_complete().unwrap() {
         poll();
         assert!(start.elapsed() < HANG, "it waits for credit");
     }
@@ -198,7 +198,7 @@ fn a_late_receiver_reports_lateness_and_its_end() {
     let receive = || {
         let receive = receiver.irecv_owned(vec![0; 4000], 0, 1).unwrap();
         let start = Instant::now();
-        while !receive.is_over().unwrap() {
+        while !receive.is_complete().unwrap() {
             poll();
             assert!(start.elapsed() < HANG);
         }
@@ -206,7 +206,7 @@ fn a_late_receiver_reports_lateness_and_its_end() {
     // Not late: sent by rendezvous, and complete only when received.
     let first = medium();
     (0..50).for_each(|_| poll());
-    assert!(!first.is_over().unwrap());
+    assert!(!first.is_complete().unwrap());
     receive();
     // Late: the queue is long, and stays so.
     let waiting: Vec<_> = (0..20).map(|_| medium()).collect();
@@ -226,9 +226,9 @@ fn a_late_receiver_reports_lateness_and_its_end() {
     // Now a medium message completes at once for its sender.
     let next = medium();
     (0..50).for_each(|_| poll());
-    assert!(next.is_over().unwrap());
+    assert!(next.is_complete().unwrap());
     (0..20).for_each(|_| receive());
-    assert!(waiting.iter().all(|send| send.is_over().unwrap()));
+    assert!(waiting.iter().all(|send| send.is_complete().unwrap()));
     // The receiver has caught up, for a while.
     let start = Instant::now();
     while layers[1].stats().skew_off == 0 {
@@ -238,7 +238,7 @@ fn a_late_receiver_reports_lateness_and_its_end() {
     (0..50).for_each(|_| poll());
     let last = medium();
     (0..50).for_each(|_| poll());
-    assert!(!last.is_over().unwrap(), "sent by rendezvous again");
+    assert!(!last.is_complete().unwrap(), "sent by rendezvous again");
     receive();
     let off = Config {
         skew: false,

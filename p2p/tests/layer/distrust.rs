@@ -216,19 +216,19 @@ fn memory_is_returned_once_the_peer_cannot_write_it() {
     quiet.store(false, Ordering::Relaxed);
     bare.send(0, b"nonsense", &[]).unwrap();
     until(&layer, "the end of requests without lent memory", || {
-        bystander.is_over().unwrap()
+        bystander.is_complete().unwrap()
     });
     let before = asked.load(Ordering::Relaxed);
     for _ in 0..100 {
         layer.progress();
-        assert!(!receive.is_over().unwrap(), "the peer may be writing");
+        assert!(!receive.is_complete().unwrap(), "the peer may be writing");
     }
     assert!(
         asked.load(Ordering::Relaxed) >= before + 100,
         "asked in every poll"
     );
     quiet.store(true, Ordering::Relaxed);
-    until(&layer, "the end", || receive.is_over().unwrap());
+    until(&layer, "the end", || receive.is_complete().unwrap());
     let failed = |result| {
         matches!(
             result,
@@ -355,7 +355,7 @@ fn a_fill_that_does_not_match_its_receive_fails_its_sender() {
             .unwrap();
         until(&layer, "the receive", || {
             other.progress();
-            receive.is_over().unwrap()
+            receive.is_complete().unwrap()
         });
         drop(send);
         assert_eq!(
@@ -471,15 +471,15 @@ fn transports_of_a_lower_class_are_not_compared() {
         .collect();
     let all: Vec<_> = setups.iter().map(P2p::addresses).collect();
     let meeting = std::sync::Barrier::new(2);
-    let marks = std::sync::Mutex::new([None; 2]);
+    let digests = std::sync::Mutex::new([None; 2]);
     let start = |setup: Setup| {
         let rank = setup.rank;
         let addresses = |peer: Rank| Ok(all[peer as usize].clone());
         let started = P2p::start_agreed(setup, addresses, |mine| {
-            marks.lock().unwrap()[rank as usize] = p2p::reach_mark(rank, &mine.best);
+            digests.lock().unwrap()[rank as usize] = p2p::reach_digest(rank, &mine.best);
             assert_eq!(mine.all == mine.best, rank == 1);
             meeting.wait();
-            let [one, other] = *marks.lock().unwrap();
+            let [one, other] = *digests.lock().unwrap();
             assert!(one.is_some() && one == other, "mutual");
             Ok(None)
         });
@@ -532,7 +532,7 @@ fn a_transport_that_works_in_one_direction_is_not_used() {
     let receive = layers[1].world().irecv_owned(vec![0; 10], 0, 1).unwrap();
     until(&layers[0], "the message", || {
         layers[1].progress();
-        receive.is_over().unwrap()
+        receive.is_complete().unwrap()
     });
     send.wait().0.unwrap();
     assert_eq!(receive.wait().0.unwrap().length, 10);

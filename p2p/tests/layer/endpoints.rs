@@ -49,7 +49,7 @@ fn strangers_are_admitted_and_answered() {
     for (cookie, body) in [(1, &long[..5]), (2, &long[..])] {
         // SAFETY: as in `receive`.
         let sent = unsafe { a.send(body.as_ptr(), body.len(), &with_data, cookie) };
-        assert!(matches!(sent, Ok(Sent::Over | Sent::Pending(_))));
+        assert!(matches!(sent, Ok(Sent::Complete | Sent::Pending(_))));
     }
     let (mut short, mut buffer) = ([0; 5], vec![0; 300_000]);
     receive(b, &mut short, &pattern(None, u64::MAX, 0), 8);

@@ -90,7 +90,7 @@ fn death(seed: u64) {
     // Requests that name the dead rank, or could be served by it, are complete.
     for (peer, request) in &requests {
         if *peer == Some(2) {
-            assert!(request.is_over().unwrap(), "seed {seed} ({name})");
+            assert!(request.is_complete().unwrap(), "seed {seed} ({name})");
         }
     }
     for comm in &comms[..2] {
@@ -129,7 +129,7 @@ fn death(seed: u64) {
         || {
             outs.iter()
                 .chain(&ins)
-                .all(|request| request.is_over().unwrap())
+                .all(|request| request.is_complete().unwrap())
         },
     );
     for (at, request) in ins.into_iter().enumerate() {
@@ -139,7 +139,7 @@ fn death(seed: u64) {
     }
     drop(outs);
     for (peer, request) in requests {
-        if request.is_over().unwrap() || request.cancel() == Ok(true) {
+        if request.is_complete().unwrap() || request.cancel() == Ok(true) {
             let (result, _) = request.wait();
             let fine = match &result {
                 Ok(_) | Err(Error::Cancelled) => true,
@@ -160,7 +160,7 @@ fn death_at_any_point() {
 }
 
 #[test]
-fn leaving_in_order_does_not_end_waits_for_others() {
+fn leaving_gracefully_does_not_end_waits_for_others() {
     let layers = start(loopbacks(3, Limits::default()).0, &config(3));
     let any = layers[0]
         .world()
@@ -171,7 +171,7 @@ fn leaving_in_order_does_not_end_waits_for_others() {
         .irecv_owned(vec![0; 4], 2, Tag::Any)
         .unwrap();
     layers[2].clone().finalize().unwrap();
-    until(&[&layers[0]], "leaving", || named.is_over().unwrap());
+    until(&[&layers[0]], "leaving", || named.is_complete().unwrap());
     assert!(matches!(
         named.wait().0,
         Err(Error::PeerFailed {
@@ -179,18 +179,18 @@ fn leaving_in_order_does_not_end_waits_for_others() {
             error: PeerError::Left
         })
     ));
-    assert!(!any.is_over().unwrap());
+    assert!(!any.is_complete().unwrap());
     layers[1].world().send(&[1; 4], 0, 0).unwrap();
-    until(&[&layers[0]], "the other", || any.is_over().unwrap());
+    until(&[&layers[0]], "the other", || any.is_complete().unwrap());
     assert_eq!(any.wait().0.unwrap().source, 1);
-    // No peer is left to wait for.
+    // There is no peer left to wait for.
     let any = layers[0]
         .world()
         .irecv_owned(vec![0; 4], Source::Any, Tag::Any)
         .unwrap();
     layers[1].clone().finalize().unwrap();
     until(&[&layers[0]], "the end of all peers", || {
-        any.is_over().unwrap()
+        any.is_complete().unwrap()
     });
     assert!(matches!(any.wait().0, Err(Error::PeerFailed { .. })));
     assert!(matches!(
@@ -258,7 +258,7 @@ fn a_transport_that_is_not_used_for_a_peer_may_lose_it() {
         .isend_owned(b"over both".to_vec(), 1, 1)
         .unwrap();
     until(&all, "a message over the other", || {
-        receive.is_over() == Ok(true) && send.is_over() == Ok(true)
+        receive.is_complete() == Ok(true) && send.is_complete() == Ok(true)
     });
     assert_eq!(receive.wait().0.map(|status| status.length), Ok(9));
     assert_eq!(
@@ -276,7 +276,7 @@ fn messages_of_a_peer_that_leaves_arrive_on_all_rails() {
             .map(|i| near.world().isend_owned(pattern(length, i), 1, 1).unwrap())
             .collect();
         let receiver = std::thread::spawn(move || {
-            // It polls again only when the other has left, if that does not need its help.
+            // It polls again only when the other has left, if the other does not need its help.
             std::thread::sleep(Duration::from_millis(20));
             for i in 0..12 {
                 let (result, bytes) = far
@@ -312,7 +312,7 @@ fn messages_of_a_peer_that_left_arrive_though_it_takes_no_answers() {
     // SKEW is sent upon the second message.
     config.tuning.skew_queue = 1;
     config.tuning.skew_after = Duration::ZERO;
-    // Lengths of what is sent to it meanwhile: nothing, EAGER, and RTS.
+    // Lengths of the message sent to it in the meantime: none, EAGER, and RTS.
     for answer in [None, Some(8), Some(100_000)] {
         let [near, far] = <[P2p; 2]>::try_from(start(loopbacks(2, limits).0, &config)).unwrap();
         for i in 0..100u64 {

@@ -336,7 +336,7 @@ fn a_peer_that_answers_an_rts_wrongly_is_closed() {
         };
         hostile.send(header(request).encode().bytes(), &vec![0; body]);
         let layer = hostile.layers[0].clone();
-        until(&[&layer], what, || send.is_over().unwrap());
+        until(&[&layer], what, || send.is_complete().unwrap());
         assert!(failed(&send.wait().0, 2), "{what}");
         hostile.expect_closed(what);
     }
@@ -377,7 +377,7 @@ fn fragments_that_do_not_fit_close_their_sender_and_write_nothing() {
             hostile.send(fragment.encode().bytes(), &vec![1; length]);
         }
         let layer = hostile.layers[0].clone();
-        until(&[&layer], what, || receive.is_over().unwrap());
+        until(&[&layer], what, || receive.is_complete().unwrap());
         let (result, buffer) = receive.wait();
         assert!(failed(&result, 2), "{what}");
         assert_eq!(buffer[100..], [0xee; 20], "{what}");

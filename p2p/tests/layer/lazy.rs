@@ -29,11 +29,11 @@ struct Connections {
     refused: BTreeMap<(&'static str, Rank, Rank), String>,
     /// Pairs of a rank and a peer that it does not reach.
     broken: BTreeSet<(&'static str, Rank, Rank)>,
-    /// Pairs of a rank and a peer that it does not reach before that has connected.
+    /// Pairs of a rank and a peer that it does not reach before the peer has connected.
     silent: BTreeSet<(&'static str, Rank, Rank)>,
     /// Pairs of a rank and a peer whose addresses it does not find.
     unpublished: BTreeSet<(Rank, Rank)>,
-    /// Polls that the probe of a peer awaits that is not near.
+    /// Number of polls that the probe of a peer that is not near takes.
     probes: u32,
     /// Peers whose addresses a rank has read.
     looked_up: BTreeSet<(Rank, Rank)>,
@@ -41,7 +41,7 @@ struct Connections {
 
 type Shared = Arc<Mutex<Connections>>;
 
-/// Transport whose messages to a peer wait until that has added this rank.
+/// Transport whose messages to a peer wait until the peer has added this rank.
 #[derive(Debug)]
 struct Gate {
     inner: Box<dyn Btl>,
@@ -51,12 +51,12 @@ struct Gate {
 }
 
 impl Gate {
-    /// Returns a triple of [`Connections`], for what this rank has done.
+    /// Returns the triple of [`Connections`] from this rank to a peer.
     fn to(&self, peer: Rank) -> (&'static str, Rank, Rank) {
         (self.inner.name(), self.own, peer)
     }
 
-    /// Returns a triple for what a peer has done.
+    /// Returns the triple from a peer to this rank.
     fn by(&self, peer: Rank) -> (&'static str, Rank, Rank) {
         (self.inner.name(), peer, self.own)
     }
@@ -177,7 +177,7 @@ impl AddressBook for Book {
     }
 }
 
-/// Starts a job over these transports. `change` prepares what its processes share.
+/// Starts a job over these transports. `change` prepares the state that its processes share.
 fn start(names: &[&'static str], change: impl FnOnce(&mut Connections)) -> (Vec<P2p>, Shared) {
     let shared = Shared::default();
     let mut transports: Vec<Vec<Box<dyn Btl>>> = Vec::new();
@@ -277,7 +277,7 @@ fn a_rank_that_receives_from_any_reaches_those_that_connect() {
 }
 
 #[test]
-fn collectives_reach_whom_they_need() {
+fn collectives_reach_the_peers_they_need() {
     let (layers, _) = start(&[FIRST, SECOND], |shared| shared.probes = 20);
     let sums = each(layers, "allreduce", |_, world| {
         let mut all = [u64::from(world.rank()) + 1];
@@ -356,7 +356,7 @@ fn a_peer_that_is_reached_in_one_direction_only_gets_the_reason() {
             let sent = world.send(&[1u8; 64], 0, 0);
             let error = sent.unwrap_err().to_string();
             assert!(
-                error.contains("does not reach it by this transport"),
+                error.contains("does not reach it over this transport"),
                 "{error}"
             );
         }
@@ -379,7 +379,7 @@ fn a_peer_that_connects_over_another_transport_gets_a_rail() {
             2 => 0,
             _ => return Vec::new(),
         };
-        // Rank 0 begins, so that its probes are over when the other one connects.
+        // Rank 0 begins, so that its probes are complete when the other one connects.
         for sender in [0, 2, 0] {
             if own == sender {
                 world.send(&message(own), other, 0).unwrap();

@@ -262,7 +262,7 @@ fn to_itself_before_a_receive_is_posted() {
             let message = pattern(length, 4);
             let mut buffer = vec![0; length];
             let send = comm.isend_owned(message.clone(), 0, 9).unwrap();
-            assert_eq!(send.is_over().unwrap(), length <= 64 << 10);
+            assert_eq!(send.is_complete().unwrap(), length <= 64 << 10);
             assert_eq!(comm.probe(0, 9).unwrap().length, length);
             comm.recv(&mut buffer, Source::Any, 9).unwrap();
             assert!(buffer == message);
@@ -302,7 +302,7 @@ fn errors_of_callers_are_reported() {
         let receive =
             unsafe { comm.irecv_raw(buffer.as_mut_ptr(), 4, Source::Any, Tag::Is(70)) }.unwrap();
         assert_eq!(layer.test(receive), Ok(None));
-        assert_eq!(layer.is_over(receive), Ok(false));
+        assert_eq!(layer.is_complete(receive), Ok(false));
         assert_eq!(layer.cancel(receive), Ok(true));
         assert_eq!(layer.cancel(receive), Ok(false), "it is complete");
         assert_eq!(layer.wait(receive), Err(Error::Cancelled));

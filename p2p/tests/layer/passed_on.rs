@@ -1,4 +1,4 @@
-//! Calls of a transport that tests wrap, and that the wrapper passes on.
+//! Calls that a wrapper of a transport passes on.
 
 /// Defines the calls that pass on to the field `inner`.
 macro_rules! passed_on {

@@ -7,7 +7,7 @@ use btl::{Btl, PeerError};
 use btl_conformance::loopback::{Killer, Limits};
 use p2p::{Error, P2p, RailReport, Setup, TransportAddress};
 
-/// Makes two ranks with one rail for each name and bandwidth.
+/// Creates two ranks with one rail for each name and bandwidth.
 fn layers(rails: &[(&'static str, u32)]) -> (Vec<P2p>, Vec<Killer>) {
     let mut transports: Vec<Vec<Box<dyn Btl>>> = vec![Vec::new(), Vec::new()];
     let mut killers = Vec::new();
@@ -105,7 +105,7 @@ fn a_failed_rail_fails_the_peer() {
         let receive = layer.world().irecv_owned(vec![0; 9], 1, 1).unwrap();
         killers[failed].kill(1);
         let start = Instant::now();
-        while !receive.is_over().unwrap() {
+        while !receive.is_complete().unwrap() {
             layer.progress();
             assert!(start.elapsed() < HANG);
         }

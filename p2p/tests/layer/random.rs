@@ -287,7 +287,7 @@ impl World {
             let over = self.sent[number]
                 .request
                 .as_ref()
-                .is_some_and(|request| request.is_over().unwrap());
+                .is_some_and(|request| request.is_complete().unwrap());
             if over {
                 self.sent[number].request.take().unwrap().wait().0.unwrap();
             }
@@ -296,7 +296,7 @@ impl World {
             let over = self.receives[number]
                 .request
                 .as_ref()
-                .is_some_and(|request| request.is_over().unwrap());
+                .is_some_and(|request| request.is_complete().unwrap());
             if over {
                 let (result, buffer) = self.receives[number].request.take().unwrap().wait();
                 let got = self.identify(number, &result, &buffer);

@@ -1,5 +1,6 @@
-//! Measures latency and bandwidth of the shared-memory transport between two pinned processes, next
-//! to what the machine can do: a cache line between these two CPUs, and memcpy.
+//! Measures latency and bandwidth of the shared-memory transport between two pinned processes,
+//! compared with the limits of the machine: the transfer of a cache line between these two CPUs,
+//! and memcpy.
 //!
 //! `cargo run --release -p shm-btl --example shmbench [-- cpu cpu rounds]`, or `-- poll` for the
 //! cost of polling many peers, `-- self` for the CPU time of a message. Rounds of all measurements
@@ -18,7 +19,7 @@ use btl::{Btl, Tx};
 use mover::Mover;
 use shm_btl::{ShmBtl, ShmConfig};
 
-const LONGEST: usize = 4 << 20;
+const MAX_LENGTH: usize = 4 << 20;
 /// Number of bytes that exceeds every cache, on both sides.
 const COLD: usize = 192 << 20;
 const SLICE: Duration = Duration::from_millis(20);
@@ -245,17 +246,17 @@ fn parent(args: &[String]) -> Outcome<()> {
         }
         // Uses other memory each time, so that nothing is cached.
         let mut next = || {
-            place = (place + LONGEST) % COLD;
+            place = (place + MAX_LENGTH) % COLD;
             place
         };
         if let Some(key) = &key {
-            let cold = || mover.one_copy(&mut btl, 1, key, (next(), LONGEST));
+            let cold = || mover.one_copy(&mut btl, 1, key, (next(), MAX_LENGTH));
             best.note("one cold", timed(cold)?);
         }
         let copy = || {
             let at = next();
-            black_box(&mut target[at..at + LONGEST])
-                .copy_from_slice(black_box(&data[at..at + LONGEST]));
+            black_box(&mut target[at..at + MAX_LENGTH])
+                .copy_from_slice(black_box(&data[at..at + MAX_LENGTH]));
             Ok(())
         };
         best.note("copy cold", timed(copy)?);
@@ -284,10 +285,10 @@ fn show(best: &Best, sizes: &[usize]) {
             one / two
         );
     }
-    let rate = |what: &str| LONGEST as f64 / best.of(&format!("{what} cold"));
+    let rate = |what: &str| MAX_LENGTH as f64 / best.of(&format!("{what} cold"));
     let (one, copy) = (rate("one"), rate("copy"));
     println!(
-        "{LONGEST:9} B, out of cache {one:29.2} {copy:10.2} {:12.2}",
+        "{MAX_LENGTH:9} B, out of cache {one:29.2} {copy:10.2} {:12.2}",
         one / copy
     );
 }
@@ -325,7 +326,7 @@ fn poll_cost() -> Outcome<()> {
     Ok(())
 }
 
-/// Prints the CPU time of a short message to the own rank, when no cache line has to move.
+/// Prints the CPU time of a short message of a rank to itself, for which no cache line has to move.
 fn own_cost() -> Outcome<()> {
     struct Count(u64);
     impl btl::Events for Count {

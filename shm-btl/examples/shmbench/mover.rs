@@ -1,5 +1,5 @@
 //! Moves messages of any length between two ranks, by two copies or by one, over any transport: the
-//! minimum that a point-to-point layer does for a long message.
+//! minimum work of a point-to-point layer for a long message.
 
 use btl::{Btl, Envelope, Events, PeerError, Rank, SendError, Tx};
 use std::io::IoSlice;
@@ -162,8 +162,8 @@ impl Mover {
         self.wait(btl)
     }
 
-    /// Moves `length` bytes of a region, from a multiple of 4096 on, to the matching offset in the
-    /// receiver's buffer by offering them, and waits for the receiver's reply.
+    /// Moves `length` bytes of a region, starting at a multiple of 4096, to the matching offset in
+    /// the receiver's buffer by offering them, and waits for the receiver's reply.
     pub(super) fn one_copy(
         &mut self,
         btl: &mut dyn Btl,
@@ -175,7 +175,7 @@ impl Mover {
         self.wait(btl)
     }
 
-    /// Makes memory readable for the other side, as long as `data` lives.
+    /// Registers memory that the other side may read while `data` lives.
     pub(super) fn offer(btl: &mut dyn Btl, data: &mut [u8]) -> Result<Vec<u8>, String> {
         // SAFETY: the callers keep `data` until the other side has stopped.
         let region = unsafe { btl.register(data.as_mut_ptr(), data.len()) };

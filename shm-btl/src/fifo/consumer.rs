@@ -46,7 +46,7 @@ impl Taken {
 #[derive(Debug)]
 pub(crate) enum Found {
     Message(Taken),
-    /// The sender copies one of our messages and asks for help.
+    /// The sender copies one of this process's messages and asks for help.
     Help(Help),
     /// The sender filled a posted receive.
     Filled {
@@ -67,7 +67,7 @@ pub(crate) struct Consumer {
     /// Pool of the sender, and the distance between two chunks.
     pool: Bytes,
     stride: usize,
-    /// Own words for the sender: the number of messages consumed.
+    /// This process's words for the sender: the number of messages consumed.
     mine: Shared<PairHead>,
 }
 

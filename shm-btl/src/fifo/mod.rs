@@ -25,7 +25,7 @@
 //! neither side clears anything: a short message costs one transfer of one line.
 //!
 //! # The ring
-//! A slot does not contain the position of its bytes. Both sides place messages by one rule
+//! A slot does not contain the position of its bytes. Both sides place messages by the same rule
 //! ([`place`]): consecutively in whole lines, and at the start if there is not enough room before
 //! the end. A corrupt sender cannot choose a position.
 //!
@@ -135,7 +135,7 @@ fn place(at: u64, len: usize, size: usize) -> (u64, u64) {
     (begin, begin + len)
 }
 
-/// Returns the bytes of a header that are not in the slot: all or none.
+/// Returns the number of bytes that a header takes outside the slot: a line or none.
 #[inline]
 fn header_line(header: usize) -> usize {
     if header > SLOT_HEADER { LINE } else { 0 }

@@ -18,7 +18,7 @@ use shmem::{Bytes, Shared, SharedSlice};
 pub(crate) struct Producer {
     lane: Lane,
     ring: Bytes,
-    /// Own words for this peer.
+    /// This process's words for the peer.
     mine: Shared<PairHead>,
     /// The peer's words for this process: the number of messages it has consumed.
     theirs: Shared<PairHead>,
@@ -80,8 +80,8 @@ impl Producer {
         Ok(())
     }
 
-    /// Does what [`Producer::refresh`] does, and times one call in eight to measure the distance of
-    /// the peer.
+    /// Calls [`Producer::refresh`], and times one call in eight to measure the distance of the
+    /// peer.
     pub(crate) fn refresh_timed(&mut self) -> Result<(), Corruption> {
         let mut distance = self.distance;
         if distance.is_due() {
@@ -142,8 +142,8 @@ impl Producer {
         order: Ordering,
     ) {
         let slot = self.lane.slot(count);
-        // SAFETY: the slot is free (the caller has checked), in the own file, which is mapped
-        // writable.
+        // SAFETY: the slot is free (the caller has checked), in this process's file, which is
+        // mapped writable.
         unsafe { store_message(slot, first, second) };
         let word = word0(self.lane.lap(count), kind, header, body);
         slot.0[0].store(word, order);
@@ -218,7 +218,8 @@ impl Producer {
         #[allow(clippy::cast_possible_truncation)] // masked
         let at = begin as usize & (size - 1);
         let at = Self::fill(&self.ring, at, header);
-        // SAFETY: the peer has consumed earlier bytes here, if any; the own file is writable.
+        // SAFETY: the peer has consumed earlier bytes here, if any; this process's file is
+        // writable.
         unsafe { self.ring.store(at, body) };
         self.ring_head = end;
         self.publish_elsewhere(RING, 0, header, body.len());
@@ -229,7 +230,8 @@ impl Producer {
     pub(crate) fn push_chunk(&mut self, chunk: u32, bytes: &Bytes, header: &[u8], body: &[u8]) {
         let at = Self::fill(bytes, 0, header);
         if self.distance.is_far() {
-            // SAFETY: the chunk is free (`Pool::take`), in the own file, which is mapped writable.
+            // SAFETY: the chunk is free (`Pool::take`), in this process's file, which is mapped
+            // writable.
             unsafe { bytes.store_uncached(at, body) };
         } else {
             // SAFETY: as above.
@@ -245,7 +247,7 @@ impl Producer {
     }
 
     /// Returns the next chunk that the peer has returned, as of the last [`Producer::refresh`].
-    /// With `all`, also those it still holds, because the peer is gone.
+    /// With `all`, including those that it still holds, because the peer is gone.
     pub(crate) fn next_returned(&mut self, all: bool) -> Option<u32> {
         let (due, chunk) = *self.lent.front()?;
         (all || due <= self.consumed).then(|| {

@@ -10,8 +10,8 @@ pub(crate) const INLINE_BYTES: usize = 56;
 /// Writes `header` and `body`, one after the other, after word 0 of a slot. They fit (checked).
 ///
 /// # Safety
-/// The slot is in a writable mapping, and by the protocol belongs to the caller, which publishes it
-/// by word 0.
+/// The slot must be in a writable mapping and, by the protocol, belong to the caller, which
+/// publishes it by word 0.
 #[cfg(not(loom))]
 #[inline]
 pub(super) unsafe fn store_message(slot: &Slot, header: &[u8], body: &[u8]) {
@@ -21,8 +21,8 @@ pub(super) unsafe fn store_message(slot: &Slot, header: &[u8], body: &[u8]) {
     }
     let slot = core::ptr::from_ref(slot).cast_mut().cast::<u8>();
     // SAFETY: that many bytes of atomics lie after word 0 (checked above), and may be written
-    // through a shared reference. No process that follows the protocol reads the slot now; another
-    // one affects only what it reads.
+    // through a shared reference. No process that follows the protocol reads the slot now; any
+    // other process affects only the data that it reads itself.
     unsafe {
         let at = slot.add(8);
         store_short(at, header);
@@ -33,7 +33,7 @@ pub(super) unsafe fn store_message(slot: &Slot, header: &[u8], body: &[u8]) {
 /// Copies bytes, the usual lengths without a call.
 ///
 /// # Safety
-/// `to` is writable for the length of `bytes`, and the memory is the caller's.
+/// `to` must be valid for writes of `bytes.len()` bytes, and nothing else may access them.
 #[cfg(not(loom))]
 #[inline]
 unsafe fn store_short(to: *mut u8, bytes: &[u8]) {

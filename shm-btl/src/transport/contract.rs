@@ -28,8 +28,8 @@ impl Btl for ShmBtl {
             held_from: None,
             blocking: true,
             detects_death: true,
-            // Deaths are in the wait set; the tick is for a peer that takes our wake-ups out of the
-            // pipe, and for one that stops writing to this process's memory.
+            // Deaths are in the wait set; the tick is for a peer that removes wake-ups from this
+            // process's pipe, and for one that stops writing to this process's memory.
             tick: Some(2 * super::LIVENESS_INTERVAL),
         }
     }

@@ -5,18 +5,18 @@ use btl::{Events, PeerError, Rank, SendError, Started};
 use super::ShmBtl;
 use super::peer::{Peer, PeerState};
 use crate::cma::{self, CmaError};
-use crate::coop::{MOST, Next, Offer, PLACES, help, place};
+use crate::coop::{MAX_CHUNKS, Next, Offer, PLACES, help, place};
 use crate::fifo::Help;
 use crate::layout::PUTTING;
 use shmem::sync::{AtomicU64, Ordering};
 
-/// Length from which help is requested: a shorter message is copied before the other side has
-/// started.
+/// Minimum length for which help is requested: a shorter message is copied before the other side
+/// has started.
 const FROM: usize = 48 << 10;
 /// Number of chunks of a message, unless they become too short or too long.
 const CHUNKS: usize = 8;
-/// Bytes of the shortest and longest chunk. A system call costs as much as copying 8 KiB; at the
-/// end one side waits for a chunk of the other.
+/// Minimum and maximum size of a chunk, in bytes. A system call costs as much as copying 8 KiB; at
+/// the end one side waits for a chunk of the other.
 const CHUNK: (usize, usize) = (32 << 10, 128 << 10);
 const PAGE: usize = 4096;
 /// Maximum number of bytes that this side copies for a peer in one call.
@@ -30,7 +30,7 @@ fn cut(length: usize) -> Option<(usize, u32)> {
         .clamp(CHUNK.0, CHUNK.1);
     let chunk = chunk.max(
         length
-            .div_ceil(MOST as usize)
+            .div_ceil(MAX_CHUNKS as usize)
             .checked_next_multiple_of(PAGE)?,
     );
     Some((chunk, u32::try_from(length.div_ceil(chunk)).ok()?))
@@ -58,7 +58,7 @@ pub(super) struct CoopGet {
     /// The copy failed; no further chunk is copied.
     failed: Option<CmaError>,
     /// Result, once it is complete.
-    over: Option<Result<(), CmaError>>,
+    result: Option<Result<(), CmaError>>,
 }
 
 /// A message of this process that a peer copies with this process's help.
@@ -84,10 +84,10 @@ impl CoopGet {
     /// Copies until only the sender can continue, or all is complete.
     fn advance(&mut self, peer: &Peer) -> Result<(), crate::Corruption> {
         let (mine, theirs) = self.words(peer);
-        while self.over.is_none() {
+        while self.result.is_none() {
             if let Some(error) = self.failed {
                 let stopped = self.offer.stopped(theirs);
-                self.over = stopped.then(|| peer.copied_from(Err(error)));
+                self.result = stopped.then(|| peer.copied_from(Err(error)));
                 break;
             }
             let next = match self.again.take() {
@@ -95,8 +95,8 @@ impl CoopGet {
                 None => self.offer.next(mine, theirs)?,
             };
             let chunk = match next {
-                Next::Over => {
-                    self.over = Some(peer.copied_from(Ok(())));
+                Next::Done => {
+                    self.result = Some(peer.copied_from(Ok(())));
                     break;
                 }
                 Next::Wait => break,
@@ -128,16 +128,17 @@ impl CoopGet {
         self.offer.stop(mine);
     }
 
-    /// Returns true if the sender writes nothing more: it has completed, or after
-    /// [`CoopGet::stop`].
+    /// Returns true if the sender writes nothing more: the copy is complete or, after
+    /// [`CoopGet::stop`], the sender has stopped.
     pub(super) fn is_stopped(&self, peer: &Peer) -> bool {
-        self.over.is_some() || self.offer.stopped(self.words(peer).1)
+        self.result.is_some() || self.offer.stopped(self.words(peer).1)
     }
 }
 
 impl ShmBtl {
     /// Starts to copy, and asks the peer to help. The memory at `to` is lent until completion.
-    /// `None`: not started, because the message is too short, or too many are open.
+    /// Returns `None` if it was not started, because the message is too short or too many copies
+    /// are open.
     pub(super) fn start_coop(
         &mut self,
         rank: Rank,
@@ -150,11 +151,11 @@ impl ShmBtl {
             return None;
         }
         let (chunk, chunks) = cut(length)?;
-        // Gets that completed meanwhile make room, although they are reported later.
+        // Gets that have completed in the meantime make room, although they are reported later.
         self.advance_gets();
         let id = self.added(rank)?.last_offer.wrapping_add(1);
         let in_place = |get: &CoopGet| {
-            get.rank == rank && get.over.is_none() && place(get.offer.id()) == place(id)
+            get.rank == rank && get.result.is_none() && place(get.offer.id()) == place(id)
         };
         if self.gets.iter().any(in_place) {
             return None;
@@ -175,7 +176,7 @@ impl ShmBtl {
             chunk,
             again: None,
             failed: None,
-            over: None,
+            result: None,
         };
         // The peer is not woken: while it sleeps, this side copies everything.
         peer.producer.push_help(Help {
@@ -185,7 +186,7 @@ impl ShmBtl {
             length: length as u64,
         });
         let advanced = get.advance(peer);
-        if let Some(result) = get.over {
+        if let Some(result) = get.result {
             return Some(self.copied(rank, result));
         }
         self.gets.push(get);
@@ -196,7 +197,7 @@ impl ShmBtl {
         Some(Ok(Started::Pending))
     }
 
-    /// Advances all open copies as far as possible now.
+    /// Advances all open copies until they would have to wait.
     fn advance_gets(&mut self) {
         let mut gets = std::mem::take(&mut self.gets);
         for get in &mut gets {
@@ -214,9 +215,9 @@ impl ShmBtl {
     pub(super) fn report_gets(&mut self, events: &mut dyn Events) -> usize {
         self.advance_gets();
         let mut count = 0;
-        while let Some(at) = self.gets.iter().position(|get| get.over.is_some()) {
+        while let Some(at) = self.gets.iter().position(|get| get.result.is_some()) {
             let get = self.gets.remove(at);
-            let result = get.over.unwrap_or(Ok(())).map_err(|error| match error {
+            let result = get.result.unwrap_or(Ok(())).map_err(|error| match error {
                 // This is not the peer's fault.
                 CmaError::Refused(_) => PeerError::Lost(format!("cross-memory attach: {error}")),
                 error => self.copy_failed(get.rank, error),
@@ -233,7 +234,7 @@ impl ShmBtl {
             return true;
         };
         let (_, theirs) = get.words(peer);
-        get.over.is_none()
+        get.result.is_none()
             && match (get.again, get.failed) {
                 (Some(_), None) => false,
                 (_, Some(_)) => !get.offer.stopped(theirs),
@@ -241,8 +242,8 @@ impl ShmBtl {
             }
     }
 
-    /// Handles a request for help with one of our messages. Returns true if there was something to
-    /// do.
+    /// Handles a request for help with one of this process's messages. Returns true if there was
+    /// something to do.
     pub(super) fn help_with(&mut self, rank: Rank, asked: Help) -> bool {
         // The next request in this entry means that the previous copy is complete.
         self.helping
@@ -297,9 +298,9 @@ impl ShmBtl {
             &peer.producer.mine().shares.0[at],
             &peer.producer.theirs().offers.0[at],
         );
-        let most = u32::try_from(AT_ONCE / chunk).unwrap_or(1).max(1);
+        let limit = u32::try_from(AT_ONCE / chunk).unwrap_or(1).max(1);
         let offer = (asked.id, chunks);
-        let helped = help(offer, (helping.done, most), mine, theirs, |index| {
+        let helped = help(offer, (helping.done, limit), mine, theirs, |index| {
             let (offset, length) = part(index, chunk, length);
             let Some(to) = asked.to.checked_add(offset as u64) else {
                 return false;
@@ -373,6 +374,6 @@ mod tests {
         }
         assert_eq!(cut(64 << 10), Some((32 << 10, 2)));
         assert_eq!(cut(4 << 20), Some((128 << 10, 32)));
-        assert!(cut(usize::MAX).is_none_or(|(_, chunks)| chunks <= MOST));
+        assert!(cut(usize::MAX).is_none_or(|(_, chunks)| chunks <= MAX_CHUNKS));
     }
 }

@@ -142,7 +142,7 @@ impl ShmBtl {
         self.checked_at = coarse_now();
         self.check_now = false;
         self.poll_wait_set();
-        let mut over = Vec::new();
+        let mut ended_at = Vec::new();
         for (index, from) in self.inbound.iter().enumerate() {
             let Some(PeerState::Added(peer)) = self.peers.get_mut(from.rank as usize) else {
                 continue;
@@ -155,7 +155,7 @@ impl ShmBtl {
                 let lost = match peer.producer.theirs().writing.0.end.load(Ordering::Acquire) {
                     END_BROKEN => Some(BROKEN),
                     END_REFUSED => Some(
-                        "it cannot reach this process's memory, though this process reached its memory",
+                        "it cannot reach this process's memory, although this process reached its memory",
                     ),
                     _ => None,
                 };
@@ -168,10 +168,10 @@ impl ShmBtl {
             if !peer.is_cut_off() && matches!(from.consumer.poll(), Ok(Some(_))) {
                 self.check_now = true;
             } else {
-                over.push(index);
+                ended_at.push(index);
             }
         }
-        for index in over.into_iter().rev() {
+        for index in ended_at.into_iter().rev() {
             let rank = self.inbound.swap_remove(index).rank;
             self.start_closing(rank);
         }
@@ -205,7 +205,7 @@ impl ShmBtl {
             let (peers, inbound) = (&self.peers, &self.inbound);
             let at_work = |rank: Option<Rank>, id| {
                 let stands = Self::confirms(peers, rank, id);
-                // Read after the check above: a claim reported meanwhile is in the queue.
+                // Read after the check above: a claim reported in between is in the queue.
                 let unread = |from: &Inbound| {
                     rank.is_none_or(|rank| rank == from.rank)
                         && !matches!(from.consumer.poll(), Ok(None))
@@ -216,7 +216,7 @@ impl ShmBtl {
                 break;
             };
             let rank = record.source.unwrap_or(self.config.rank);
-            let error = PeerError::Violation("a receive was claimed and is not filled".into());
+            let error = PeerError::Violation("a receive was claimed and not filled".into());
             events.received(self, record.token, rank, NO_ENVELOPE, Err(error));
             ended += 1;
         }

@@ -127,7 +127,7 @@ impl ShmBtl {
         let first = config.identity.map_or_else(random, Ok);
         let nonce = first.and_then(|one| Ok([one, random()?]));
         let nonce = nonce.map_err(ShmError::system("random numbers"))?;
-        let no_memory = ShmError::system("making shared memory (memfd)");
+        let no_memory = ShmError::system("creating shared memory (memfd)");
         let (data_file, data) =
             SharedFile::create_private("shm-btl", layout.data_bytes()).map_err(&no_memory)?;
         let claims_file =
@@ -142,9 +142,9 @@ impl ShmBtl {
             }
         }
         let pipe = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)
-            .map_err(ShmError::system("making a pipe"))?;
+            .map_err(ShmError::system("creating a pipe"))?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
-            .map_err(ShmError::system("making an epoll set"))?;
+            .map_err(ShmError::system("creating an epoll set"))?;
         let data_of_pipe = epoll::EventData::new_u64(PIPE);
         epoll::add(&epoll, &pipe.0, data_of_pipe, epoll::EventFlags::IN)
             .map_err(ShmError::system("epoll_ctl"))?;

@@ -16,7 +16,8 @@ use crate::posted::{claim, encode, end_copy};
 use shmem::sync::Ordering;
 
 /// Reason of the failure of a peer that has ended the connection to this process.
-pub(super) const BROKEN: &str = "it ended the connection because of what this process wrote";
+pub(super) const BROKEN: &str =
+    "it ended the connection, perhaps because this process wrote invalid values";
 
 /// Encodes the key of a region: nonce of its owner, address, length.
 pub(super) fn key(nonce: u64, address: u64, length: u64) -> Vec<u8> {
@@ -54,7 +55,7 @@ impl ShmBtl {
         peer.one_sided.then_some(peer).ok_or(SendError::Unsupported)
     }
 
-    /// Checks that the process id still belongs to the peer, if that was not checked for long. The
+    /// Checks that the process id still belongs to the peer, if the last check was long ago. The
     /// kernel reuses an id only after all others.
     pub(super) fn check_identity(&mut self, rank: Rank) -> Result<(), SendError> {
         if coarse_now().saturating_sub(self.checked_at) < 2 * super::LIVENESS_INTERVAL {
@@ -88,7 +89,9 @@ impl ShmBtl {
     pub(super) fn copy_failed(&mut self, rank: Rank, error: CmaError) -> PeerError {
         let error = match error {
             CmaError::Gone => PeerError::Died,
-            CmaError::Fault => PeerError::Violation("memory it registered is not mapped".into()),
+            CmaError::Fault => {
+                PeerError::Violation("the memory that it registered is not mapped".into())
+            }
             CmaError::Revoked if self.added(rank).is_some_and(Peer::has_left) => PeerError::Left,
             CmaError::Revoked => PeerError::Lost(BROKEN.into()),
             error => PeerError::Lost(format!("cross-memory attach: {error}")),

@@ -15,11 +15,11 @@
 //! A request that is not answered is repeated: it may have arrived while B was ending an earlier
 //! connection to A, or its refusal may have been displaced by others.
 //!
-//! The words of a pair stay as they are until its peer reads them no more: they tell it that the
-//! connection has ended. Then the pair is assigned again.
+//! The words of a pair do not change while its peer may read them: they show that the connection
+//! has ended. Afterwards the pair is assigned again.
 //!
-//! Requests and directories are untrusted: they can only lead to files, which are checked as those
-//! of an address are.
+//! Requests and directories are untrusted: they can only lead to files, which are checked like
+//! those of an address.
 
 use std::collections::{HashMap, VecDeque};
 use std::mem;
@@ -194,7 +194,7 @@ impl Joining {
         self.requested.is_none_or(overdue)
     }
 
-    /// Asks the peer for a connection. False: too many others ask.
+    /// Asks the peer for a connection. Returns false if too many others do.
     fn request(&self, own: &ShmAddress) -> bool {
         let Some(files) = &self.files else {
             return true;
@@ -221,11 +221,14 @@ impl ShmBtl {
     /// Adds a peer by its address.
     pub(super) fn add_open(&mut self, rank: Rank, address: &[u8]) -> Result<PeerInfo, Unreachable> {
         let found = || {
-            let named = OpenAddress::decode(address).ok_or("the address is not one of it")?;
+            let named =
+                OpenAddress::decode(address).ok_or("it is not an address of an open transport")?;
             let elsewhere = |why| format!("it is not on this node: {why}");
             let full = read_address(named.pid, named.data, &self.layout).map_err(elsewhere)?;
             if full.nonce[0] != named.identity {
-                return Err(elsewhere("process and descriptor are another one's".into()));
+                return Err(elsewhere(
+                    "the process and descriptor belong to another transport".into(),
+                ));
             }
             Ok(full)
         };
@@ -303,7 +306,7 @@ impl ShmBtl {
         joining.map(|one| usize::from(self.join_or_wait(one))).sum()
     }
 
-    /// Connects to a peer if it has assigned a pair to this process, and asks it to if not.
+    /// Connects to a peer if it has assigned a pair to this process, otherwise asks it to do so.
     fn join_or_wait(&mut self, mut joining: Joining) -> bool {
         let Some(open) = &mut self.open else {
             return false;
@@ -337,7 +340,7 @@ impl ShmBtl {
         false
     }
 
-    /// Returns whether there is something to do, before this process sleeps.
+    /// Returns true if there is something to do, before this process sleeps.
     pub(super) fn open_waits(&self) -> bool {
         self.open.as_ref().is_some_and(|open| {
             let joins = |joining: &Joining| {
@@ -386,8 +389,8 @@ impl ShmBtl {
         count
     }
 
-    /// Releases the pair of a peer that has ended. It is assigned again once the peer reads it no
-    /// more; without `reader` it is not.
+    /// Releases the pair of a peer that has ended. It is assigned again once the peer no longer
+    /// reads it; without `reader`, never.
     pub(super) fn release_place(&mut self, rank: Rank, reader: Option<Reader>) {
         let (Some(own), Some(open)) = (&self.own, &mut self.open) else {
             return;
@@ -400,14 +403,14 @@ impl ShmBtl {
         self.free_places();
     }
 
-    /// Looks for pairs that former peers read no more, if no pair is free.
+    /// Frees pairs that former peers no longer read, if no pair is free.
     pub(super) fn make_places(&mut self) {
         if self.open.as_ref().is_some_and(Open::is_full) {
             self.free_places();
         }
     }
 
-    /// Frees the pairs of former peers that read them no more.
+    /// Frees the pairs of former peers that no longer read them.
     fn free_places(&mut self) {
         let (Some(own), Some(open)) = (&self.own, &mut self.open) else {
             return;

@@ -57,7 +57,7 @@ fn until(
     }
 }
 
-/// Sends once the connection stands.
+/// Sends once the connection is established.
 fn send(all: &mut [(&mut ShmBtl, &mut Seen)], from: usize, to: Rank, body: &[u8]) {
     until(all, |all| {
         let sent = all[from].0.send(to, b"h", &[IoSlice::new(body)]);
@@ -211,7 +211,7 @@ fn what_is_not_a_peer_is_refused_or_ignored() {
     }
     one.add_peer(1, b"").expect_err("no address");
     one.add_peer(0, &other.address())
-        .expect_err("the own number");
+        .expect_err("its own number");
     // Requests are written by anyone of this user.
     let open = one.open.as_ref().expect("open");
     for (place, word) in open.requests.from.iter().enumerate() {
@@ -242,7 +242,7 @@ fn chunks_return_when_both_sides_end_the_connection() {
     other.send(1, b"h", &[IoSlice::new(&body)]).expect("room");
     assert!(one.drop_peer(1) && other.drop_peer(1));
     let (mut a, mut b) = (Seen::default(), Seen::default());
-    // One after the other: the words of the first one's pair have to stay.
+    // One after the other: the words of the first one's pair must stay.
     until(&mut [(&mut one, &mut a)], |all| !all[0].1.failed.is_empty());
     until(&mut [(&mut other, &mut b)], |all| {
         !all[0].1.failed.is_empty() && all[0].0.live == 0
@@ -313,7 +313,7 @@ fn a_request_that_was_not_answered_is_repeated() {
     other.add_peer(1, &one.address()).expect("on this node");
     one.progress(&mut a);
     one.admit(1, identity(&other)).expect("it is there");
-    // The connection ends before the other side has looked.
+    // The connection ends before the other side has polled.
     assert!(one.drop_peer(1));
     until(&mut [(&mut one, &mut a)], |all| !all[0].1.failed.is_empty());
     let mut all = [(&mut one, &mut a), (&mut other, &mut b)];

@@ -11,7 +11,7 @@ use crate::address::ShmAddress;
 use crate::attach::{Attached, Files, eligible, probe};
 use crate::cma::CmaError;
 use crate::fifo::{Consumer, Producer};
-use crate::layout::{CHUNK_STRIDE, Common, END_OPEN, END_REFUSED, LONGEST, Layout, PairHead};
+use crate::layout::{CHUNK_STRIDE, Common, END_OPEN, END_REFUSED, Layout, MAX_MESSAGE, PairHead};
 use crate::posted::is_revoked;
 use crate::topology::{CpuSet, Relation, allowed};
 use shmem::sync::{AtomicU64, Ordering};
@@ -75,14 +75,15 @@ impl Peer {
         self.closed_here || matches!(self.ending, Some(PeerError::Violation(_)))
     }
 
-    /// Returns true if the peer has ended the connection or closed: its memory is its own again.
+    /// Returns true if the peer has ended the connection or closed, so that it may use its memory
+    /// for something else.
     pub(super) fn has_revoked(&self) -> bool {
         // SYNC POINT revoke
         is_revoked(self.producer.theirs()) || self.has_left()
     }
 
     /// Returns the result of a copy of the peer's memory. The copy has failed if the peer may have
-    /// used that memory for something else meanwhile.
+    /// used that memory for something else in the meantime.
     pub(super) fn copied_from(&self, result: Result<(), CmaError>) -> Result<(), CmaError> {
         match result {
             Ok(()) | Err(CmaError::Fault) if self.has_revoked() => Err(CmaError::Revoked),
@@ -137,7 +138,12 @@ impl ShmBtl {
         match self.peers.get(rank as usize) {
             Some(PeerState::NotAdded) => {}
             Some(_) => return Err(format!("rank {rank} was added before")),
-            None => return Err(format!("rank {rank} is not one of {}", self.config.size)),
+            None => {
+                return Err(format!(
+                    "rank {rank} is not in a job of {}",
+                    self.config.size
+                ));
+            }
         }
         if address.is_empty() {
             return Err("the peer does not offer it".into());
@@ -159,8 +165,8 @@ impl ShmBtl {
         Ok(self.path(&address, &one_copy))
     }
 
-    /// Makes a peer usable. `places`: of the pair for this process in the peer's memory, and of
-    /// that for the peer here.
+    /// Connects a peer. `places`: index of the pair for this process in the peer's memory, and of
+    /// the pair for the peer in this process's memory.
     pub(super) fn connect(
         &mut self,
         rank: Rank,
@@ -188,12 +194,12 @@ impl ShmBtl {
     pub(super) fn path(&self, address: &ShmAddress, one_copy: &Result<(), String>) -> PeerInfo {
         let (mine, theirs) = (allowed(None), allowed(Some(address.pid)));
         let relation = self.topology.relation(&mine, &theirs);
-        let max_send = LONGEST;
+        let max_send = MAX_MESSAGE;
         let from = self.config.thresholds.of(relation);
         let (copies, eager, one_sided_from, bandwidth) = match one_copy {
             Ok(()) => {
                 let text = format!(
-                    "one copy by cross-memory attach from {from} bytes on (probed: read and wrote its memory), two below"
+                    "one copy by cross-memory attach for {from} bytes or more (probed: read and wrote its memory), two below"
                 );
                 (text, from.min(max_send), from, 10_000)
             }

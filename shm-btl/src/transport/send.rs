@@ -4,7 +4,7 @@ use btl::{MAX_HEADER, Rank, SendError};
 
 use super::{Own, ShmBtl};
 use crate::fifo::{INLINE_BYTES, PAIR_BYTES};
-use crate::layout::LONGEST;
+use crate::layout::MAX_MESSAGE;
 use crate::{Corruption, transport::peer::Peer};
 
 /// Maximum length of a message that goes through a ring. The lines of a ring are reused after 64
@@ -28,8 +28,8 @@ impl ShmBtl {
         if header.len() > MAX_HEADER {
             return too_long(header.len(), MAX_HEADER);
         }
-        if length > LONGEST {
-            return too_long(length, LONGEST);
+        if length > MAX_MESSAGE {
+            return too_long(length, MAX_MESSAGE);
         }
         let sent = match peer.producer.has_room(1) {
             Ok(false) => Ok(false),
@@ -63,8 +63,8 @@ impl ShmBtl {
     }
 }
 
-/// Sends through a chunk. Each peer may hold a fair share of them, so that one that does not read
-/// leaves the others theirs.
+/// Sends through a chunk. Each peer may hold a fair share of the chunks, so that a peer that does
+/// not read leaves enough for the others.
 fn through_pool(
     own: &mut Own,
     peer: &mut Peer,

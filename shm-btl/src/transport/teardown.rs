@@ -90,7 +90,7 @@ impl ShmBtl {
     pub(super) fn start_closing(&mut self, rank: Rank) {
         self.revoke(rank);
         if let Some(peer) = self.added_mut(rank) {
-            // The peer has to notice that the connection ended, unless it has ended itself.
+            // The peer must notice that the connection ended, unless it has ended itself.
             peer.ring();
             peer.closing = true;
             self.closing.push(rank);
@@ -139,7 +139,7 @@ impl ShmBtl {
         1
     }
 
-    /// Reclaims chunks. Returns true if the peer holds none any more.
+    /// Reclaims chunks. Returns true if the peer no longer holds any.
     fn reclaim(&mut self, rank: Rank) -> bool {
         // Callbacks may have closed the transport.
         let (Some(own), Some(entry)) = (&mut self.own, self.peers.get_mut(rank as usize)) else {
@@ -150,7 +150,7 @@ impl ShmBtl {
         };
         // A peer that has ended the connection reads no chunk any more.
         let gone = peer.is_gone();
-        // A corrupt count is limited to what was sent.
+        // A corrupt count is limited to the number of messages sent.
         let _ = peer.producer.refresh();
         while let Some(chunk) = peer.producer.next_returned(gone) {
             own.pool.put_back(chunk);

@@ -6,15 +6,15 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { BURSTS = 600, BURST = 64, LONGEST = 40, EVERY = 100 };
+enum { BURSTS = 600, BURST = 64, MAX_LENGTH = 40, EVERY = 100 };
 
-static char messages[BURST][LONGEST];
+static char messages[BURST][MAX_LENGTH];
 
-static int length(int burst, int k) { return 1 + (burst + 7 * k) % LONGEST; }
+static int length(int burst, int k) { return 1 + (burst + 7 * k) % MAX_LENGTH; }
 
 static void fill(char *message, int burst, int k)
 {
-    for (int i = 0; i < LONGEST; ++i) {
+    for (int i = 0; i < MAX_LENGTH; ++i) {
         message[i] = (char) (burst * 31 + k * 7 + i);
     }
 }
@@ -43,10 +43,10 @@ int main(int argc, char **argv)
             MPI_Recv(&answer, 1, MPI_CHAR, 1, 2, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
         } else {
             for (int k = 0; k < BURST; ++k) {
-                char message[LONGEST], expected[LONGEST];
+                char message[MAX_LENGTH], expected[MAX_LENGTH];
                 MPI_Status status;
                 int got;
-                MPI_Recv(message, LONGEST, MPI_CHAR, 0, 1, MPI_COMM_WORLD, &status);
+                MPI_Recv(message, MAX_LENGTH, MPI_CHAR, 0, 1, MPI_COMM_WORLD, &status);
                 MPI_Get_count(&status, MPI_CHAR, &got);
                 fill(expected, burst, k);
                 wrong += got != length(burst, k) || 0 != memcmp(message, expected, (size_t) got);

@@ -5,12 +5,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { MOST = 3000, LENGTHS = 4 };
+enum { MAX_SAMPLES = 3000, LENGTHS = 4 };
 static const double SECONDS = 0.3;
 static const int lengths[LENGTHS] = {8, 1024, 16384, 262144};
 
 static int rank, size;
-static double times[MOST];
+static double times[MAX_SAMPLES];
 static long *out, *into;
 
 enum operation { BARRIER, BCAST, REDUCE, ALLREDUCE, ALLGATHER, ALLTOALL };
@@ -58,7 +58,7 @@ static void row(enum operation operation, int bytes)
         first = time < first ? time : first;
     }
     int count = (int) (SECONDS / (first < 1e-6 ? 1e-6 : first));
-    count = count < 20 ? 20 : count > MOST ? MOST : count;
+    count = count < 20 ? 20 : count > MAX_SAMPLES ? MAX_SAMPLES : count;
     MPI_Bcast(&count, 1, MPI_INT, 0, MPI_COMM_WORLD); /* all run as often as rank 0 chooses */
     for (int i = 0; i < count; ++i) {
         times[i] = once(operation, values) * 1e6;

@@ -1,5 +1,5 @@
 /* Two ranks exchange messages until they are killed, or for the number of rounds in the argument. After
- * the first exchange each writes its process id to a file beside the program. */
+ * the first exchange each writes its process id to a file in the program's folder. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -6,10 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST = 20000 };
+enum { MAX_SAMPLES = 20000 };
 
 static int rank, size;
-static double times[MOST];
+static double times[MAX_SAMPLES];
 
 static int by_value(const void *a, const void *b)
 {
@@ -51,18 +51,18 @@ static void pingpong(int bytes, int rounds)
  * acknowledgement instead of each call. */
 static void isend(const char *name, int group, int rounds, int whole)
 {
-    enum { LARGEST = 64 };
+    enum { MAX_GROUP = 64 };
     char byte = 0, answer;
     int count = 0;
     MPI_Barrier(MPI_COMM_WORLD);
     for (int i = -20; i < rounds; ++i) {
-        MPI_Request requests[LARGEST];
+        MPI_Request requests[MAX_GROUP];
         if (0 == rank) {
             const double first = MPI_Wtime();
             for (int k = 0; k < group; ++k) {
                 const double begin = MPI_Wtime();
                 MPI_Isend(&byte, 1, MPI_BYTE, 1, 2, MPI_COMM_WORLD, &requests[k]);
-                if (i >= 0 && !whole && count < MOST) {
+                if (i >= 0 && !whole && count < MAX_SAMPLES) {
                     times[count++] = (MPI_Wtime() - begin) * 1e6;
                 }
             }

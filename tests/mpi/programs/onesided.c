@@ -178,7 +178,7 @@ static void poll_own_window(int rounds)
     MPI_Win_allocate(sizeof *window, sizeof *window, MPI_INFO_NULL, MPI_COMM_WORLD, &window, &win);
     *window = -1;
     for (long round = 0; round < rounds; ++round) {
-        long looks = 0;
+        long polls = 0;
         MPI_Barrier(MPI_COMM_WORLD);
         if (size - 1 == rank) {
             MPI_Win_lock(MPI_LOCK_EXCLUSIVE, 0, 0, win);
@@ -190,10 +190,10 @@ static void poll_own_window(int rounds)
                 MPI_Win_lock(MPI_LOCK_EXCLUSIVE, 0, 0, win);
                 MPI_Get(&seen, 1, MPI_LONG, 0, 0, 1, MPI_LONG, win);
                 MPI_Win_unlock(0, win);
-                ++looks;
+                ++polls;
             } while (seen < round);
             CHECK(seen == round);
-            least = least < 0 || looks < least ? looks : least;
+            least = least < 0 || polls < least ? polls : least;
         }
     }
     /* A peer may be slow in some rounds, but not in all. */

@@ -62,7 +62,7 @@ fn main() -> ExitCode {
     };
     for step in args {
         let outcome = held.step(&step);
-        let told = match outcome {
+        let printed = match outcome {
             Ok(()) => writeln!(io::stdout(), "ok {step}"),
             Err(error) => match EspError::of(&error) {
                 Some(typed) => writeln!(io::stdout(), "error {step}: {typed:?}"),
@@ -70,7 +70,7 @@ fn main() -> ExitCode {
             },
         };
         // The test has ended.
-        if told.is_err() {
+        if printed.is_err() {
             break;
         }
     }
@@ -182,11 +182,11 @@ impl Held {
                 let mut listeners = self.client()?.status()?.listeners;
                 listeners.sort_by_key(|l| l.port);
                 for l in listeners {
-                    let told = format!(
+                    let line = format!(
                         "listener {} uid {:?} pid {:?} program {:?}",
                         l.port, l.owner.uid, l.owner.pid, l.owner.program
                     );
-                    writeln!(io::stdout(), "{told}")?;
+                    writeln!(io::stdout(), "{line}")?;
                 }
             }
             "hold" => io::stdin().read_to_end(&mut Vec::new()).map(drop)?,

@@ -1,4 +1,4 @@
-//! Everything that a station can send that sees all frames: it changes nothing, and each frame is
+//! Frames of every kind from a station that sees all frames: they change nothing, and each is
 //! counted.
 
 use std::io::{Read, Write};

@@ -1,4 +1,4 @@
-//! What works as without authentication.
+//! Functions that work as without authentication.
 
 use std::io::{Read, Write};
 use std::time::Duration;

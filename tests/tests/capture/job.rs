@@ -34,7 +34,7 @@ struct Packet {
     stream: Option<u64>,
     kind: String,
     from: String,
-    /// Sequence number behind the packet.
+    /// Sequence number that follows those of the packet.
     next: Option<i64>,
     ack: Option<i64>,
     len: Option<u64>,

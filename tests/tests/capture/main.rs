@@ -135,8 +135,8 @@ fn both_fins(lines: &[String]) -> bool {
 /// Sums up the data of all packets, each sequence number once, from a port or to it.
 fn bytes_of(lines: &[String]) -> u64 {
     let number = |line: &str, name: &str| -> Option<u64> {
-        let (_, behind) = line.rsplit_once(name)?;
-        behind.split([',', ' ']).next()?.parse().ok()
+        let (_, rest) = line.rsplit_once(name)?;
+        rest.split([',', ' ']).next()?.parse().ok()
     };
     let mut data: Vec<(u64, u64)> = lines
         .iter()
@@ -270,9 +270,8 @@ fn segments_in_udp_are_shown_one_by_one() {
     assert!(!lines.iter().any(|line| line.contains("malformed")));
     // Of the frame, which is longer than the MTU.
     let long = |line: &&String| {
-        let (_, behind) = line.split_once(", length ")?;
-        behind
-            .split(':')
+        let (_, rest) = line.split_once(", length ")?;
+        rest.split(':')
             .next()?
             .parse::<u32>()
             .ok()
@@ -340,7 +339,7 @@ fn errors_say_what_to_do() {
     for (args, part) in [
         (&["dump", "-i", "eth0", "tcp"][..], "write esp, edp"),
         (&["dump", "-r", "/nonexistent"], "opening /nonexistent"),
-        (&["dump", "-r", "/proc/version"], "no pcap or pcapng"),
+        (&["dump", "-r", "/proc/version"], "not a pcap or pcapng"),
     ] {
         let failed = run(esp, args);
         assert_eq!(

@@ -1,5 +1,5 @@
-//! Programs, daemons and links that end abruptly: nothing of them is left, and every other process
-//! learns of it by a typed error within a bounded time.
+//! Programs, daemons and links that end abruptly: they leave nothing behind, and every other
+//! process learns of it by a typed error within a bounded time.
 
 mod daemons;
 mod links;

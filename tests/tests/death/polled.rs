@@ -26,10 +26,10 @@ fn exchange(poller: &mut Poller, mut stream: &EspStream, round: u8, sleeps: impl
     stream.write_all(&[round; BYTES]).expect("write");
     let begin = Instant::now();
     let mut has_event = false;
-    while !stream.has_news(BYTES - 1) {
+    while !stream.is_readable_beyond(BYTES - 1) {
         assert!(begin.elapsed() < PATIENCE, "round {round}: no echo");
         stream.arm(Interest::Readable);
-        while !has_event && !stream.has_news(BYTES - 1) {
+        while !has_event && !stream.is_readable_beyond(BYTES - 1) {
             if poller.try_sleep() {
                 sleeps();
                 wait_readable(poller.fd());

@@ -38,7 +38,7 @@ fn peers_of_a_node_without_power_time_out_and_find_it_again() {
             assert!(matches!(error, EspError::TimedOut { .. }), "{error:?}");
         }
     });
-    wait_until("nothing is left of them", || nothing_is_open(&here));
+    wait_until("nothing of them remains", || nothing_is_open(&here));
     let error = EspStream::builder()
         .connect_at(&here, address(1, 7000))
         .expect_err("no node");

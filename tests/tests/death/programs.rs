@@ -1,4 +1,4 @@
-//! Programs that are killed: nothing of them is left, and their peers learn of it.
+//! Programs that are killed: they leave nothing behind, and their peers learn of it.
 
 use std::io::Read;
 use std::thread;
@@ -70,7 +70,7 @@ fn a_killed_program_leaves_nothing_and_its_peers_learn() {
         read_to_error(&waiting),
         (0, EspError::Refused { .. })
     ));
-    wait_until("nothing of it is left", || nothing_is_open(&here));
+    wait_until("nothing of it remains", || nothing_is_open(&here));
     balance.is_kept();
     // Its ports are free.
     EspListener::builder().bind_at(&here, 7000).unwrap();
@@ -141,7 +141,7 @@ fn two_hundred_killed_programs_leave_nothing() {
             "round {round}"
         );
         // The next one can use the same ports.
-        wait_until("nothing of it is left", || nothing_is_open(&here));
+        wait_until("nothing of it remains", || nothing_is_open(&here));
     }
     drop(listener);
     wait_until("nothing is left", || nothing_is_open(&there));

@@ -19,7 +19,7 @@ pub(super) struct Impostor {
     pub(super) number: u16,
     /// Number of the next record to read.
     pub(super) next: u16,
-    /// Bytes that were read, from that record on.
+    /// Bytes that were read, starting with that record.
     pub(super) unread: Vec<u8>,
 }
 

@@ -30,7 +30,7 @@ fn a_killed_daemon_loses_its_peers() {
     talk(b, c, (1, 2));
     daemons[2].kill();
     for peer in [0, 1] {
-        let error = until_failed("the own daemon's end", c, peer);
+        let error = until_failed("the end of its own daemon", c, peer);
         assert!(
             matches!(&error, PeerError::Lost(what) if what.contains("daemon")),
             "{error:?}"
@@ -130,7 +130,7 @@ fn a_link_that_stays_down_loses_the_peer() {
     ip(&lab, 0, "link show eth0");
 }
 
-/// As ranks do that leave `MPI_Finalize` before others.
+/// Like ranks that leave `MPI_Finalize` before others.
 #[test]
 fn a_peer_that_left_without_a_connection_is_gone_and_not_lost() {
     let Some(lab) = lab_or_skip("a_peer_that_left", &LabOptions::new(2)) else {

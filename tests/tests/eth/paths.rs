@@ -81,7 +81,7 @@ fn reachable_and_unreachable_peers_have_reasons() {
             interfaces: vec![own],
             ..address.clone()
         },
-        "it is on another node",
+        "publishes an address of this node",
     );
     refused(
         &EthAddress {

@@ -255,7 +255,7 @@ fn an_earlier_attempt_changes_nothing() {
     assert!(victim.log.failed.is_empty(), "{:?}", victim.log.failed);
 }
 
-/// Its RELEASE was read, but the answer and what was sent before cannot reach it.
+/// Its RELEASE was read, but the answer and the messages sent before cannot reach it.
 #[test]
 fn a_link_lost_at_the_end_of_a_connection_loses_the_peer() {
     let Some(lab) = configured_lab("a_link_lost_at_the_end", 2, IMPATIENT) else {

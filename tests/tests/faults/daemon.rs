@@ -76,7 +76,7 @@ impl Traced {
     }
 
     fn has_ended(&mut self) -> bool {
-        let ended = self.strace.0.try_wait().expect("look at it");
+        let ended = self.strace.0.try_wait().expect("its status");
         ended.is_some()
     }
 
@@ -94,7 +94,7 @@ impl Traced {
                 std::thread::sleep(Duration::from_millis(2));
             }
         }
-        let status = self.strace.0.try_wait().expect("look at it");
+        let status = self.strace.0.try_wait().expect("its status");
         let mut text = String::new();
         let mut file = fs::File::open(self.log.path()).expect("its log");
         file.read_to_string(&mut text).expect("read it");

@@ -34,7 +34,7 @@ fn echo(lab: &Lab) {
     });
 }
 
-/// Clients end in every way, so errors are no concern of this test.
+/// Clients end in every way, so this test ignores errors.
 fn send_back(mut stream: &EspStream) -> Option<()> {
     let mut all = Vec::new();
     stream.read_to_end(&mut all).ok()?;

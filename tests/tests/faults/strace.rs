@@ -117,7 +117,7 @@ pub(crate) fn was_injected(file: &TempFile) -> bool {
 pub(crate) fn faults(recording: &TempFile, marker: &str) -> Vec<Fault> {
     let text = fs::read_to_string(recording.path()).expect("a recording");
     let mut marked = false;
-    // Numbers of the calls behind the marker, by name. strace counts those of each thread.
+    // Numbers of the calls after the marker, by name. strace counts those of each thread.
     let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     let mut places: BTreeMap<&str, BTreeSet<usize>> = BTreeMap::new();
     let mut before: BTreeSet<(&str, usize)> = BTreeSet::new();

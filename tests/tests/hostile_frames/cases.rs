@@ -77,7 +77,7 @@ pub(super) fn malformed_esp() -> Vec<Case> {
             "extension block",
             "rx_drop_extension",
             // No padding, which would belong to the block, follows in any carrier.
-            frame(ACK | EXT).payload(&[1; 40]).behind(block).bytes(),
+            frame(ACK | EXT).payload(&[1; 40]).trailing(block).bytes(),
         ));
     }
     let good = setup(7, 0, 10, b"");
@@ -215,7 +215,7 @@ pub(super) fn datagrams() -> Vec<Case> {
             frame(2).payload(&[1]).bytes(),
         ),
         (
-            "port nobody has bound",
+            "port that is not bound",
             "rx_drop_edp_port",
             frame(0).ports(40000, 9001).payload(&[1]).bytes(),
         ),
@@ -225,7 +225,7 @@ pub(super) fn datagrams() -> Vec<Case> {
             frame(0).ports(40000, 0).payload(&[1]).bytes(),
         ),
         (
-            "answer nobody asked for",
+            "unsolicited answer",
             "rx_drop_edp_port",
             frame(CTL).ports(0, 9001).payload(&[2, 1]).bytes(),
         ),

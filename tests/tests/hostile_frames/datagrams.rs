@@ -17,7 +17,7 @@ const ADDRESSES: usize = 12;
 /// Offset of the flags in a datagram.
 const FLAGS_AT: usize = 12;
 /// Bytes of the shortest datagram (W-120).
-const LEAST: usize = 48;
+const MIN_LEN: usize = 48;
 
 /// Returns a socket of a node, connected to the daemon of node 0.
 fn socket(lab: &Lab, node: usize) -> UdpSocket {
@@ -27,10 +27,10 @@ fn socket(lab: &Lab, node: usize) -> UdpSocket {
     socket
 }
 
-/// Returns the datagram with this frame, padded to the least length.
+/// Returns the datagram with this frame, padded to the minimum length.
 fn datagram(frame: &[u8]) -> Vec<u8> {
     let mut bytes = frame[ADDRESSES..].to_vec();
-    bytes.resize(bytes.len().max(LEAST), 0);
+    bytes.resize(bytes.len().max(MIN_LEN), 0);
     bytes
 }
 
@@ -84,10 +84,10 @@ fn each_wrong_datagram_is_counted_and_answered_with_no_more() {
     expect_drops(
         &victim,
         "rx_drop_runt",
-        LEAST as u64 - 1,
+        MIN_LEN as u64 - 1,
         "too short",
         || {
-            (1..LEAST).for_each(|len| send(&whole[..len]));
+            (1..MIN_LEN).for_each(|len| send(&whole[..len]));
         },
     );
     assert_eq!(answer(&stranger, Duration::from_millis(1)), None);

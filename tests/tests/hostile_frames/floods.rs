@@ -43,7 +43,7 @@ fn random_frames_during_transfers() {
             frame = frame.numbers(u16::from_be_bytes([header[3], header[4]]), header[5].into());
             frame.flags =
                 (type_and_flags >> 8) as u8 & if type_and_flags & 2 == 0 { 0x3f } else { 0xff };
-            frame = frame.behind(&dice.bytes(400));
+            frame = frame.trailing(&dice.bytes(400));
             frame.len = match dice.below(4) {
                 0 => u16::from_be_bytes([header[6], header[7]]),
                 _ => u16::try_from(dice.below(frame.rest.len() + 1)).unwrap(),

@@ -14,7 +14,7 @@ fn forged_frames_of_the_peer_do_not_touch_the_connection() {
     };
     let victim = client(&lab, 0);
     let mut live = Live::new(&lab, 8000);
-    // Sent by the peer's own station beside its daemon, so that all addresses are right.
+    // Sent from the peer's own node, but not by its daemon, so that all addresses are right.
     let peer = Tap::of_node(&lab, 1);
     let mut forge = |what: &str, name: &str, change: &dyn Fn(Frame) -> Frame| {
         let frame = change(live.next_of_peer(ACK));
@@ -39,7 +39,7 @@ fn forged_frames_of_the_peer_do_not_touch_the_connection() {
         "rx_drop_sack_forged",
         &|mut f| {
             f.flags |= EXT;
-            f.behind(&[3, 4, 1])
+            f.trailing(&[3, 4, 1])
         },
     );
     for ahead in [5000, 0x7fff] {

@@ -62,7 +62,7 @@ fn each_wrong_frame_is_counted_once_under_its_name() {
             &frame
                 .clone()
                 .packet_type(packet_type)
-                .behind(&[0; 40])
+                .trailing(&[0; 40])
                 .bytes(),
         );
     }
@@ -70,7 +70,7 @@ fn each_wrong_frame_is_counted_once_under_its_name() {
         &victim,
         "rx_drop_no_connection",
         1,
-        "the frame behind them",
+        "the frame after them",
         || cable.send(&frame.bytes()),
     );
     assert_eq!(counter(&victim, "rx_frames"), received + 1);
@@ -80,7 +80,7 @@ fn each_wrong_frame_is_counted_once_under_its_name() {
         .packet_type(EDP)
         .ports(40000, 9000)
         .payload(b"taken")
-        .behind(&[0xee; 40]);
+        .trailing(&[0xee; 40]);
     stranger.send(&padded.bytes());
     let mut buffer = [0; 100];
     let (len, info) = datagram_port

@@ -96,7 +96,7 @@ fn corrupting_ring_indices_disconnects_the_program() {
             let bad = CorruptingProgram::new(&lab, &listener);
             let mut page = [0; HEADER_PAGE as usize];
             dice.fill(&mut page);
-            page[TX_HEAD as usize + 6] |= 1; // lest a wild chance makes it possible
+            page[TX_HEAD as usize + 6] |= 1; // so that it is never valid by chance
             overwrite(&bad.stream.memory, 0, &page);
             ring(&bad.welcome, bad.stream.slot);
             counted += 1;

@@ -83,7 +83,7 @@ fn an_interface_that_is_down_at_one_node() {
     let finished = output(&mut mpirun(&lab, 2, 2, "esp,self", &more, program.file()));
     passed(&finished);
     for words in [
-        "rank 0 on node node0, interface eth1, not to rank 1 on node node1: ",
+        "rank 0 on node node0, interface eth1, has no path to rank 1 on node node1: ",
         "esp: rank 1 on node node1 to rank 0 on node node0: eth0 to eth0",
     ] {
         assert!(finished.err.contains(words), "{words}: {finished:?}");

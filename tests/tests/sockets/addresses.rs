@@ -5,7 +5,7 @@ use std::process::ChildStdout;
 
 use super::*;
 
-/// A server of port 7000 and what it prints.
+/// A server of port 7000 and its output.
 struct Server {
     _script: TempFile,
     process: Killed,

@@ -1,4 +1,4 @@
-//! What programs of TCP do with descriptors and signals, from C: the same over ESP as over TCP.
+//! Uses of descriptors and signals by programs of TCP, from C: equal results over ESP and TCP.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What programs for `AF_ENET` meet rarely, from C.
+//! Rare cases for programs that use `AF_ENET`, from C.
 
 use super::*;
 

@@ -131,7 +131,7 @@ fn esprun_ends_as_its_program_does() {
     };
     assert_eq!(run("exit 7").code, Some(7));
     assert_eq!(run("kill -9 $$").code, None);
-    // The broker is no child of the program, and does not hold its output open.
+    // The broker is not a child of the program, and does not hold its output open.
     assert_eq!(run("wait; echo $0").out, "sh\n");
     let missing = output(&mut esprun(
         &lab,
@@ -152,9 +152,9 @@ fn esprun_ends_as_its_program_does() {
     assert!(wrong.complaint().contains("invalid port `x`"), "{wrong:?}");
 }
 
-/// A server of TCP that answers each connection with its own and the peer's address, and then with
-/// what it gets; and a client that checks both. The first argument is the role, the second the
-/// address, the third the port, the fourth the number of connections.
+/// A server of TCP that answers each connection with its own and the peer's address, and then
+/// echoes; and a client that checks both. The first argument is the role, the second the address,
+/// the third the port, the fourth the number of connections.
 const TCP_PROGRAM: &str = r#"
 import hashlib, select, socket, sys, threading
 role, host, port, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
@@ -281,7 +281,7 @@ fn tcp_to(
     let client = tcp_client(lab, &script, to, port, count);
     let mut status = None;
     wait_until("the server ends", || {
-        status = server.0.try_wait().expect("look at it");
+        status = server.0.try_wait().expect("its status");
         status.is_some()
     });
     assert!(status.expect("just seen").success());
@@ -351,7 +351,7 @@ fn a_node_that_does_not_answer_delays_tcp_for_a_bounded_time() {
     let Some(lab) = bare_lab("a_node_that_does_not_answer", 2) else {
         return;
     };
-    // Nobody there: the error of TCP, as without esprun.
+    // No node has the address: the error of TCP, as without esprun.
     let script = "import socket\ntry:\n socket.create_connection(('%s', 7001), 20)\nexcept \
                   ConnectionRefusedError:\n print('refused')\n";
     let script = TempFile::new(&script.replace("%s", &Node(1).ip().to_string()));
@@ -414,7 +414,7 @@ fn a_port_that_is_open_for_tcp_is_open_for_esp() {
     let _server = Killed(server.spawn().expect("start the server"));
     let port = format!(":{:04X} ", 7000);
     wait_until("the program listens", || {
-        // In this order: whoever sees the one finds the other.
+        // In this order: a process that sees the TCP port open finds the UDP port open, too.
         let is_open = net(&lab, 1, "tcp").contains(&port);
         assert!(!is_open || net(&lab, 1, "udp").contains(&port));
         is_open
@@ -459,7 +459,7 @@ fn espstat_shows_the_way_of_each_connection() {
 }
 
 /// Connects twice to the server of [`TCP_PROGRAM`]: does not read from the first connection until
-/// nothing more can be written, uses the second one meanwhile, then checks the first one.
+/// nothing more can be written, then uses the second one, and then checks the first one.
 const SLOW_READER: &str = r#"
 import select, socket, sys
 block = bytes(range(256)) * 1024

@@ -157,7 +157,7 @@ fn a_fence_waits_for_what_was_started_before() {
         flags,
         silent: false,
     };
-    // It is over once it was received.
+    // It is complete once it was received.
     assert_eq!(core.send(&send(FI_MATCH_COMPLETE)), Ok(0));
     assert_eq!(fenced(core), Err(-EAGAIN));
     assert_eq!(core.send(&send(FI_FENCE)), Err(-EAGAIN));

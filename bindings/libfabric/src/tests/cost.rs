@@ -1,11 +1,11 @@
-//! Exchanges messages of one byte through shared memory, by the point-to-point layer and by the
-//! calls of libfabric, in alternating rounds, and prints what the provider adds:
+//! Exchanges messages of one byte through shared memory, with the point-to-point layer and with the
+//! calls of libfabric in alternating rounds, and prints the time that the provider adds:
 //!
 //! ```sh
 //! cargo test --release -p libfabric -- --nocapture cost
 //! ```
 //!
-//! For a figure that means something its two threads need a core each.
+//! The figure is meaningful only if each of the two threads has a core of its own.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -61,11 +61,11 @@ fn by_the_layer(own: &p2p::Endpoint, peer: p2p::Rank, first: bool) {
     };
     let receive = || {
         let mut room = [0u8; 1];
-        let (mut over, mut empty) = (false, 0);
-        // SAFETY: the room is there until the end of the receive, which the loop waits for.
+        let (mut done, mut empty) = (false, 0);
+        // SAFETY: the room outlives the receive, whose completion the loop waits for.
         unsafe { own.recv(room.as_mut_ptr(), 1, &pattern, 7) }.unwrap();
-        while !over {
-            own.poll(|completion| over |= completion.cookie == 7);
+        while !done {
+            own.poll(|completion| done |= completion.cookie == 7);
             empty += 1;
             if empty % EMPTY == 0 {
                 std::thread::yield_now();
@@ -122,13 +122,13 @@ fn by_the_provider(own: &Own, first: bool) {
     }
 }
 
-/// Returns the median of times, for one message in nanoseconds.
+/// Returns the median of the times, in nanoseconds per message.
 fn median(mut times: Vec<Duration>) -> f64 {
     times.sort_unstable();
     times[times.len() / 2].as_secs_f64() * 1e9 / f64::from(2 * EXCHANGES)
 }
 
-/// The objects are used by one thread.
+/// Objects that only one thread uses.
 struct Sent(Own);
 // SAFETY: see above.
 unsafe impl Send for Sent {}
@@ -147,7 +147,7 @@ fn cost() {
     let threads = threads.map(|(place, ((layer, side), name))| {
         let barrier = Arc::clone(&barrier);
         std::thread::spawn(move || {
-            // The whole, not its field alone, moves into the thread.
+            // The whole struct, not only its field, moves into the thread.
             let side: Sent = side;
             let (identity, addresses) = parse(&name).unwrap();
             let peer = layer.endpoint.add_peer(identity, addresses).unwrap();

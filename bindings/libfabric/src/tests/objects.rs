@@ -1,4 +1,4 @@
-//! The objects of an endpoint, as a program opens them.
+//! Opens the objects of an endpoint as a program does.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -52,7 +52,7 @@ impl Own {
         own
     }
 
-    /// Opens the objects. `open` makes the layer, whose peers access what it gets.
+    /// Opens the objects. `open` opens the layer, whose peers access the regions passed to it.
     pub(super) fn open_with(mode: i32, open: impl FnOnce(Arc<Regions>) -> OpenEndpoint) -> Own {
         let (mut fabric, mut domain, mut queue, mut endpoint) =
             (null_mut(), null_mut(), null_mut(), null_mut());

@@ -9,7 +9,7 @@ extern "C" {
 #endif
 
 /* Address family: SOCK_STREAM is ESP, the Ethernet Streaming Protocol; SOCK_DGRAM is EDP, the
- * Ethernet Datagram Protocol. The protocol is 0; 1 with SOCK_DGRAM is the same. */
+ * Ethernet Datagram Protocol. The protocol is 0; SOCK_DGRAM also accepts 1. */
 #define AF_ENET 28
 #define PF_ENET AF_ENET
 
@@ -20,7 +20,7 @@ extern "C" {
 /* struct edp_stats or struct esp_stats, read only. */
 #define EP_STATS 2
 
-/* The port that programs use which need only one. */
+/* The port of programs that need only one. */
 #define EP_DEFAULT_PORT 2805
 
 /* Types of EDP's control packets for an echo. */
@@ -48,12 +48,12 @@ struct edp_stats {
 struct esp_stats {
     uint32_t sent;
     uint32_t retransmitted;
-    uint32_t send_errors;
+    uint32_t send_errors;         /* always 0 */
     uint32_t received;
     uint32_t out_of_order;
     uint32_t dropped;
-    uint32_t lost;
-    uint32_t requests;            /* for retransmission */
+    uint32_t lost;                /* always 0 */
+    uint32_t requests;            /* for retransmission; always 0 */
 };
 
 #ifdef __cplusplus

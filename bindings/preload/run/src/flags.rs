@@ -5,18 +5,18 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
-/// Run a program whose sockets of the family AF_ENET are ESP and EDP, or whose TCP goes over ESP
+/// Run a program whose sockets of the family AF_ENET are ESP and EDP, or whose TCP uses ESP
 ///
-/// Exit code: that of the program; 126 or 127 when it cannot be started, 2 when esprun could not
-/// run.
+/// Exit code: that of the program; 126 or 127 if it cannot be started, 2 if esprun could not run.
 #[derive(Debug, Parser)]
 #[command(name = "esprun", version = cli::version::version())]
 pub(crate) struct Flags {
-    /// Connections of TCP to nodes whose program runs under esprun --tcp, too, go over ESP in UDP;
+    /// Carry TCP connections over ESP in UDP if the peer's program also runs under esprun --tcp;
     /// all others stay TCP
     #[arg(long)]
     pub(crate) tcp: bool,
-    /// With --tcp: file that says for which ports and hosts; see docs/sockets.md
+    /// With --tcp: file of rules that select the ports and hosts whose TCP uses ESP
+    /// (docs/sockets.md)
     #[arg(long, value_name = "FILE", requires = "tcp")]
     pub(crate) rules: Option<PathBuf>,
     /// Print why a call on a socket failed
@@ -26,10 +26,10 @@ pub(crate) struct Flags {
     #[arg(required_unless_present = "broker_of", value_name = "PROGRAM")]
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) program: Vec<OsString>,
-    /// Be the broker of this process
+    /// Start the broker of this process
     #[arg(long, hide = true, value_name = "PID")]
     pub(crate) broker_of: Option<u32>,
-    /// Be it in this process
+    /// Serve as the broker in this process
     #[arg(long, hide = true, requires = "broker_of")]
     pub(crate) serve: bool,
 }

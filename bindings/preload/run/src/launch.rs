@@ -11,7 +11,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use cli::out::{self, Doing, Failure, Verdict};
+use cli::out::{self, Context, Failure, Verdict};
 use esp_client::{Client, Protection};
 use nix::unistd::{close, execvpe, geteuid};
 use preload_wire::{Broker, VARIABLE};
@@ -22,9 +22,9 @@ use crate::flags::Flags;
 
 /// The library's file name.
 const LIBRARY: &str = "libesp_preload.so";
-/// Variable by which the dynamic linker loads it.
+/// Environment variable that makes the dynamic linker load the library.
 const PRELOAD: &str = "LD_PRELOAD";
-/// Variable by which the library prints why a call failed.
+/// Environment variable that makes the library print why a call failed.
 const VERBOSE: &str = "ESPRUN_VERBOSE";
 
 /// Returns true if this process ignores SIGPIPE.
@@ -36,7 +36,7 @@ pub fn ignores_pipe() -> bool {
     ignored.is_some_and(|set| (set >> (Signal::PIPE.as_raw() - 1)) & 1 == 1)
 }
 
-/// Starts the broker and replaces this process by the program, which ignores SIGPIPE if
+/// Starts the broker and replaces this process with the program, which ignores SIGPIPE if
 /// `ignores_pipe`.
 pub(crate) fn run(flags: &Flags, ignores_pipe: bool) -> Result<Verdict, Failure> {
     let Some((program, arguments)) = flags.program.split_first() else {
@@ -45,11 +45,11 @@ pub(crate) fn run(flags: &Flags, ignores_pipe: bool) -> Result<Verdict, Failure>
     let library = library()?;
     rules::load(flags.rules.as_deref())?;
     if flags.tcp {
-        // The broker would leave all connections to TCP.
+        // With an invalid key, the broker would leave all connections to TCP.
         Protection::from_environment().map_err(Failure::new)?;
     } else if let Err(error) = Client::shared() {
         out::note(format_args!(
-            "esprun: {error}; sockets of AF_ENET fail with EAFNOSUPPORT until then"
+            "esprun: {error}; without a daemon, sockets of AF_ENET fail with EAFNOSUPPORT"
         ));
     }
     let broker = Broker {
@@ -83,8 +83,8 @@ pub(crate) fn run(flags: &Flags, ignores_pipe: bool) -> Result<Verdict, Failure>
     Err(Failure::Command(code, text))
 }
 
-/// Replaces this process by a program, with these variables set. [`CommandExt::exec`] would have
-/// it end by SIGPIPE.
+/// Replaces this process with a program, with these variables set. After [`CommandExt::exec`],
+/// SIGPIPE would end the program.
 fn exec_as_it_is(program: &[OsString], set: &[(&str, OsString)]) -> io::Result<Infallible> {
     let is_kept = |(name, _): &(OsString, OsString)| set.iter().all(|(own, _)| name != own);
     let own = set
@@ -103,8 +103,8 @@ fn exec_as_it_is(program: &[OsString], set: &[(&str, OsString)]) -> io::Result<I
     Ok(execvpe(file, &arguments, &variables)?)
 }
 
-/// Returns the library: beside this program, or in the folder `lib/esp` or `lib` beside that of
-/// this program.
+/// Returns the path of the library: in the folder of this program, or in the folder `lib/esp` or
+/// `lib` next to that folder.
 fn library() -> Result<PathBuf, Failure> {
     let exe = env::current_exe().doing("finding the running program")?;
     let dir = exe.parent().unwrap_or(Path::new("/"));
@@ -128,8 +128,8 @@ fn random<const N: usize>() -> Result<String, Failure> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Starts the broker and waits until it serves. It is no child of the program, which might wait for
-/// children.
+/// Starts the broker and waits until it serves. It is not a child of the program, which might wait
+/// for children.
 fn start(broker: &Broker, flags: &Flags) -> Result<(), Failure> {
     let mut command = own_command(std::process::id(), flags.rules.as_deref())?;
     let status = command
@@ -143,7 +143,7 @@ fn start(broker: &Broker, flags: &Flags) -> Result<(), Failure> {
     Err(Failure::new("the broker did not start; see above"))
 }
 
-/// Starts the broker as another process, waits until it serves, and leaves it alone.
+/// Starts the broker as another process, waits until it serves, and lets it run.
 pub(crate) fn detach(program: u32, rules: Option<&Path>) -> Result<Verdict, Failure> {
     close_inherited().doing("closing inherited descriptors")?;
     let mut command = own_command(program, rules)?;
@@ -164,9 +164,9 @@ pub(crate) fn detach(program: u32, rules: Option<&Path>) -> Result<Verdict, Fail
     }
 }
 
-/// Closes all descriptors but those of standard input, output and error. They are for the program:
-/// in the broker they would keep its pipes from ending and its sockets bound. This process has not
-/// opened any yet.
+/// Closes all descriptors except standard input, output and error. They are for the program: if the
+/// broker kept them, the program's pipes would not end, and its sockets would stay bound. This
+/// process has not opened any yet.
 fn close_inherited() -> io::Result<()> {
     let mut inherited: Vec<RawFd> = Vec::new();
     for entry in fs::read_dir("/proc/self/fd")? {
@@ -175,7 +175,7 @@ fn close_inherited() -> io::Result<()> {
         inherited.extend(number.filter(|number| *number > 2));
     }
     for number in inherited {
-        // The folder is one of them, and is closed by now.
+        // The descriptor of the folder itself is closed already.
         let _ = close(number);
     }
     Ok(())
@@ -185,7 +185,7 @@ fn own_command(program: u32, rules: Option<&Path>) -> Result<Command, Failure> {
     let exe = env::current_exe().doing("finding the running program")?;
     let mut command = Command::new(exe);
     command.arg("--broker-of").arg(program.to_string());
-    // Under another esprun, this one's broker uses sockets of the kernel.
+    // Under another esprun, too, the broker uses sockets of the kernel.
     command.env_remove(PRELOAD);
     if let Some(rules) = rules {
         let value: OsString = rules.as_os_str().to_owned();

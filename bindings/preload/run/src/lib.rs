@@ -1,7 +1,7 @@
 //! `esprun`: runs an unmodified program whose sockets use ESP (`docs/sockets.md`).
 //!
-//! `flags` is the command line; `launch` starts the broker and becomes the program; `broker` is the
-//! process beside it that holds the other ends of its sockets.
+//! `flags` is the command line; `launch` starts the broker and becomes the program; `broker` is a
+//! separate process that holds the other ends of the program's sockets.
 //!
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -20,7 +20,7 @@ use cli::out;
 use flags::Flags;
 pub use launch::ignores_pipe;
 
-/// Runs esprun. `ignores_pipe`: the program is to ignore SIGPIPE.
+/// Runs esprun. `ignores_pipe`: the program will ignore SIGPIPE.
 pub fn main(ignores_pipe: bool) -> ExitCode {
     let flags = Flags::parse();
     let ran = match flags.broker_of {

@@ -11,7 +11,7 @@ pub const SOL_EP: i32 = 285;
 /// Length of an address, in bytes.
 pub const ENET_LEN: usize = 16;
 
-/// Address of a port of a node: `struct sockaddr_enet`. Zeros mean any.
+/// Address of a port of a node: `struct sockaddr_enet`. Zeros mean any port, interface or node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Enet {
     /// Port.
@@ -34,8 +34,8 @@ impl Enet {
         bytes
     }
 
-    /// Parses the C structure; `None` for another family, a MAC address of another length, and
-    /// fewer bytes.
+    /// Parses the C structure; `None` for another family, a MAC address of another length, or too
+    /// few bytes.
     pub fn parse(bytes: &[u8]) -> Option<Enet> {
         let bytes: &[u8; ENET_LEN] = bytes.get(..ENET_LEN)?.try_into().ok()?;
         let [f0, f1, p0, p1, i0, i1, i2, i3, len, mac @ .., _] = *bytes;
@@ -61,7 +61,7 @@ impl Enet {
             })
     }
 
-    /// Parses the digits at the end of a name, behind a dot.
+    /// Parses the digits at the end of a name, after the last dot.
     pub fn of_name(name: &str) -> Option<Enet> {
         let (_, digits) = name.rsplit_once('.')?;
         if digits.len() != 2 * ENET_LEN || !digits.is_ascii() {

@@ -1,8 +1,8 @@
-//! What `libesp_preload.so` and the broker of `esprun` agree on: the environment variable, names of
-//! local sockets, the address of the family `AF_ENET`, and requests.
+//! Interface between `libesp_preload.so` and the broker of `esprun`: the environment variable,
+//! names of local sockets, the address of the family `AF_ENET`, and requests.
 //!
 //! The library keeps no state. It recognizes its sockets by their names in the abstract namespace
-//! of Unix sockets, which the kernel keeps over `dup`, `fork` and `exec`, and asks the broker for
+//! of Unix sockets, which the kernel keeps across `dup`, `fork` and `exec`, and asks the broker for
 //! the rest. Names begin with [`Broker::prefix`]:
 //!
 //! | name | socket |
@@ -16,8 +16,8 @@
 //! | `…d.PID.ID.f.TAG.ADDR` | the broker's, for datagrams from ADDR |
 //! | `…p.TAG.ADDR` | the broker's end of an accepted stream from ADDR |
 //!
-//! ADDR is an [`Enet`] in hexadecimal digits. TAG makes a name that other users of the node, who
-//! may bind any name, cannot guess before the broker has it: see [`Broker::tag`].
+//! ADDR is an [`Enet`] in hexadecimal digits. TAG prevents other users of the node, who may bind
+//! any name, from guessing the name before the broker has bound it: see [`Broker::tag`].
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),
@@ -41,18 +41,18 @@ pub use enet::{AF_ENET, ENET_LEN, Enet, SOL_EP};
 
 /// Environment variable by which programs find the broker; see [`Broker`].
 pub const VARIABLE: &str = "ESPRUN";
-/// Longest request or answer, in bytes.
+/// Maximum length of a request or answer, in bytes.
 const MAX_MESSAGE: u64 = 4096;
-/// Longest list of sockets, in bytes.
+/// Maximum length of a list of sockets, in bytes.
 const MAX_LIST: u64 = 8 << 20;
-/// Most brokers of a node that are listed.
+/// Maximum number of listed brokers of a node.
 const MAX_BROKERS: usize = 256;
 /// Maximum wait for a request, and for an answer that does not depend on another node.
 pub const PATIENCE: Duration = Duration::from_secs(10);
-/// Maximum wait of a program that listens on a port of TCP until ESP has it, too.
+/// Maximum time for which a program that listens on a TCP port waits until ESP has the port, too.
 const LISTEN_PATIENCE: Duration = Duration::from_millis(200);
 
-/// How a program reaches the broker: the value of [`VARIABLE`], `ID:SECRET:UID:MODE`.
+/// The broker as programs reach it: the value of [`VARIABLE`], `ID:SECRET:UID:MODE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Broker {
     /// Distinguishes brokers, in the names of sockets, which all users can see.
@@ -62,7 +62,7 @@ pub struct Broker {
     pub secret: String,
     /// User of the broker.
     pub uid: u32,
-    /// TCP programs use ESP where both sides can.
+    /// TCP connections use ESP if both sides support it.
     pub tcp: bool,
 }
 
@@ -93,7 +93,7 @@ impl Broker {
         format!("{}:{}:{}:{mode}", self.id, self.secret, self.uid)
     }
 
-    /// Returns what the names of all sockets of this broker begin with.
+    /// Returns the prefix of the names of all sockets of this broker.
     pub fn prefix(&self) -> String {
         format!("esp.{}.", self.id)
     }
@@ -108,7 +108,7 @@ impl Broker {
         self.prefix() + "streams"
     }
 
-    /// Returns a keyed hash of this text, for the name of a socket: 16 hexadecimal digits.
+    /// Returns a keyed hash of this text for the name of a socket, as 16 hexadecimal digits.
     pub fn tag(&self, text: &str) -> String {
         let key = u128::from_str_radix(&self.secret, 16).unwrap_or_default();
         let mut hasher = SipHasher24::new_with_keys((key >> 64) as u64, key as u64);
@@ -116,19 +116,20 @@ impl Broker {
         format!("{:016x}", hasher.finish())
     }
 
-    /// Returns the name of the socket for datagrams with an address before them, of the program's
-    /// socket of this name.
+    /// Returns the name of the broker's socket for datagrams that the program's socket of this name
+    /// sends with an address before them.
     pub fn addressed(&self, socket: &str) -> String {
         let name = format!("{socket}.tx");
         let tag = self.tag(&name);
         format!("{name}.{tag}")
     }
 
-    /// Sends a request to the broker, to which `stream` is connected; the answer comes there, too.
-    /// `user` is that of the other end: once the broker has ended, other users may take its name.
+    /// Sends a request to the broker by `stream`, which is connected to it; the answer can be read
+    /// from there. `user` is the user of the other end: once the broker has ended, other users may
+    /// take its name.
     ///
     /// # Errors
-    /// Another user has the name, or the broker has ended.
+    /// The broker has ended, or another user has its name.
     pub fn send(&self, stream: &UnixStream, user: Option<u32>, request: Request) -> io::Result<()> {
         if user != Some(self.uid) {
             return Err(io::ErrorKind::PermissionDenied.into());
@@ -162,14 +163,14 @@ pub struct Sealed {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)] // fields: see above and the types
 pub enum Request {
-    /// Asks for the number of a new socket; an error if there is no daemon.
+    /// Requests the number of a new socket; an error if there is no daemon.
     Open,
     /// Sets the local address of a stream or listener, or binds a datagram socket.
     Bind { name: String, addr: Enet },
-    /// Listens at the local address, unless the socket does.
+    /// Listens at the local address, unless the socket does already.
     Listen { name: String, backlog: u16 },
-    /// Connects a stream. `wait`: answer when it is connected; else there are `filled` bytes to
-    /// drop in the program's socket, which is connected to the broker.
+    /// Connects a stream. If `wait`, the answer follows when it is connected; otherwise the broker
+    /// drops `filled` bytes from the program's socket, which is connected to the broker.
     Connect {
         name: String,
         peer: Enet,
@@ -177,35 +178,35 @@ pub enum Request {
         filled: u64,
     },
     /// A signal has interrupted a program that waits for its connection. An error if the broker has
-    /// not begun, or has decided already; else that answer means nothing, and the next `Connect`
-    /// that does not wait goes on with the attempt.
+    /// not begun or has decided already; otherwise the answer to that `Connect` is meaningless, and
+    /// the next `Connect` without `wait` continues the attempt.
     Interrupted { name: String },
-    /// Asks for the state of a stream that the program connects again, and takes `State::is_new`.
+    /// Requests the state of a stream that the program connects again, and resets `State::is_new`.
     Again { name: String },
-    /// Connects a datagram socket, or ends that. The answer names the broker's socket to connect
-    /// to.
+    /// Connects a datagram socket, or disconnects it. The answer names the broker's socket to
+    /// connect to.
     Direct { name: String, peer: Option<Enet> },
-    /// Asks for the state of a socket.
+    /// Requests the state of a socket.
     State { name: String },
-    /// Asks for the statistics of a socket.
+    /// Requests the statistics of a socket.
     Statistics { name: String },
-    /// A program is about to listen on this address of TCP, of IPv6 alone if `only_v6`, with the
-    /// socket of this inode.
+    /// A program is about to listen on this TCP address, without IPv4 if `only_v6`, with the socket
+    /// of this inode.
     TcpListen {
         addr: SocketAddr,
         only_v6: bool,
         inode: u64,
     },
-    /// A program is about to connect to this address of TCP, with a socket that is bound to `own`.
+    /// A program is about to connect to this TCP address, with a socket that is bound to `own`.
     TcpConnect {
         peer: SocketAddr,
         own: Option<SocketAddr>,
     },
     /// The program's socket of the stream `ticket` has this address.
     TcpClaim { ticket: u64, local: SocketAddr },
-    /// Asks for the true addresses of a connection that looks local.
+    /// Requests the true addresses of a connection that looks local.
     TcpNames { local: SocketAddr, peer: SocketAddr },
-    /// Asks for all sockets; without the secret, by the broker's user or root. See [`list`].
+    /// Requests all sockets; the broker's user and root need no secret. See [`list`].
     Sockets,
 }
 
@@ -224,7 +225,7 @@ impl Request {
 #[allow(missing_docs)]
 pub enum Answer {
     Done,
-    /// Make a socket with this number, which none had before.
+    /// Create a socket with this number, which was never used before.
     Opened {
         id: u64,
     },
@@ -232,7 +233,7 @@ pub enum Answer {
     Direct {
         name: String,
     },
-    /// The number of an error of the system, and a text for people.
+    /// An errno, and a text for users.
     Failed {
         errno: i32,
         text: String,
@@ -256,33 +257,33 @@ pub enum Answer {
 /// The sockets of a program and of those that it started.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sockets {
-    /// Process that `esprun` became.
+    /// The process that `esprun` became.
     pub pid: u32,
-    /// Its name.
+    /// The name of this process.
     pub program: String,
-    /// The sockets; of connections that stayed TCP, the last ones.
+    /// The sockets, and the last connections that stayed TCP.
     pub sockets: Vec<SocketStatus>,
 }
 
 /// A socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SocketStatus {
-    /// Local address; empty: not known.
+    /// Local address; empty if unknown.
     pub local: String,
-    /// Address of the peer; empty: not known or none.
+    /// Address of the peer; empty if unknown or none.
     pub peer: String,
-    /// The way of its bytes.
-    pub way: Way,
-    /// Bytes that the program has sent; `None`: not counted.
+    /// The path of its bytes.
+    pub way: DataPath,
+    /// Bytes that the program has sent; `None` if not counted.
     pub sent: Option<u64>,
-    /// Bytes that the program has received; `None`: not counted.
+    /// Bytes that the program has received; `None` if not counted.
     pub received: Option<u64>,
 }
 
-/// The way of a socket's bytes.
+/// The path of a socket's bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Way {
+pub enum DataPath {
     /// ESP: the broker copies them.
     Copied,
     /// TCP, for this reason.
@@ -298,7 +299,8 @@ pub struct State {
     pub peer: Option<Enet>,
     /// A connection is being made.
     pub connecting: bool,
-    /// It was made while the program did not wait, which has not called `connect` since.
+    /// It was connected while the program did not wait, and the program has not called `connect`
+    /// since.
     pub is_new: bool,
     /// Number of the error that ended the connection.
     pub errno: i32,
@@ -309,14 +311,14 @@ pub struct State {
 /// Writes a message as one line.
 ///
 /// # Errors
-/// Those of the stream.
+/// Errors of the stream.
 pub fn write_line(mut stream: &UnixStream, message: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(message).map_err(io::Error::other)?;
     line.push(b'\n');
     stream.write_all(&line)
 }
 
-/// Returns the ids of the brokers of this node, in a network namespace of its own if it has one.
+/// Returns the IDs of the brokers of this node, or of its network namespace if it has one.
 pub fn brokers() -> Vec<String> {
     let bytes = fs::read("/proc/net/unix").unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
@@ -333,16 +335,17 @@ fn broker_of(line: &str) -> Option<String> {
     (!id.is_empty() && id.bytes().all(|byte| byte.is_ascii_alphanumeric())).then(|| id.to_owned())
 }
 
-/// Returns the name of the socket for requests of the broker of this id.
+/// Returns the name of the socket for requests of the broker with this ID.
 pub fn control_of(id: &str) -> String {
     format!("esp.{id}.control")
 }
 
 /// Asks a broker, to which `stream` is connected, for the sockets of its programs, and waits until
-/// `deadline`. Any user can make a socket of such a name, so the texts of the answer are untrusted.
+/// `deadline`. Any user can create a socket with such a name, so the texts of the answer are
+/// untrusted.
 ///
 /// # Errors
-/// It is another user's, or does not answer in time.
+/// The other end belongs to another user, or does not answer in time.
 pub fn list(stream: &UnixStream, deadline: Instant) -> io::Result<Sockets> {
     let sealed = Sealed {
         secret: String::new(),
@@ -350,7 +353,7 @@ pub fn list(stream: &UnixStream, deadline: Instant) -> io::Result<Sockets> {
     };
     stream.set_write_timeout(Some(left(deadline)?))?;
     write_line(stream, &sealed)?;
-    match read_to(Until { stream, deadline }, MAX_LIST)? {
+    match read_to(DeadlineReader { stream, deadline }, MAX_LIST)? {
         Answer::Sockets(sockets) => Ok(sockets),
         _ => Err(io::ErrorKind::InvalidData.into()),
     }
@@ -359,21 +362,21 @@ pub fn list(stream: &UnixStream, deadline: Instant) -> io::Result<Sockets> {
 /// Reads a message.
 ///
 /// # Errors
-/// Those of the stream; the line is longer than 4 KiB or is no such message.
+/// Errors of the stream; the line is longer than 4 KiB or is not such a message.
 pub fn read_line<T: serde::de::DeserializeOwned>(stream: impl Read) -> io::Result<T> {
     read_to(stream, MAX_MESSAGE)
 }
 
-/// A stream whose reads end at a time, however many there are.
+/// A stream with one deadline for all reads.
 #[derive(Debug)]
-pub struct Until<'a> {
+pub struct DeadlineReader<'a> {
     /// The stream, whose read timeout is changed.
     pub stream: &'a UnixStream,
-    /// That time.
+    /// The deadline of all reads.
     pub deadline: Instant,
 }
 
-impl Read for Until<'_> {
+impl Read for DeadlineReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.stream.set_read_timeout(Some(left(self.deadline)?))?;
         let mut stream = self.stream;
@@ -381,10 +384,10 @@ impl Read for Until<'_> {
     }
 }
 
-/// Returns the time until then.
+/// Returns the time until the deadline.
 ///
 /// # Errors
-/// It has passed.
+/// The deadline has passed.
 fn left(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     match left.is_zero() {
@@ -466,7 +469,7 @@ mod tests {
         let hostile = std::thread::spawn(move || {
             let pause = Duration::from_millis(20);
             let waits = || is_done.recv_timeout(pause) == Err(RecvTimeoutError::Timeout);
-            // Far longer than the deadline, and each read gets a byte.
+            // Writes for much longer than the deadline, so that each read gets a byte.
             (0..500)
                 .take_while(|_| waits() && (&right).write_all(b" ").is_ok())
                 .count()

@@ -12,16 +12,16 @@ use clap::ValueEnum;
 
 use cli::out::Failure;
 
-/// Implementations of MPI that `esplab mpirun` can start.
+/// MPI implementations that `esplab mpirun` can start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Mpi {
-    /// Open MPI 4, by the component
+    /// Open MPI 4, with the component
     Openmpi4,
-    /// Open MPI 5, by the provider of libfabric, or by the component in a list of BTLs
+    /// Open MPI 5, with the provider of libfabric, or with the component in a list of BTLs
     Openmpi5,
-    /// MPICH, by the provider of libfabric
+    /// MPICH, with the provider of libfabric
     Mpich,
-    /// Intel MPI, by the provider of libfabric
+    /// Intel MPI, with the provider of libfabric
     Impi,
 }
 
@@ -30,7 +30,7 @@ pub(super) enum Mpi {
 enum Answer {
     /// It is the wanted MPI.
     Wanted,
-    /// It is the wanted MPI, but of no use for this reason.
+    /// It is the wanted MPI, but cannot be used for this reason.
     Unusable(String),
     /// It is something else.
     Other,
@@ -60,25 +60,25 @@ impl Mpi {
         }
     }
 
-    /// Interprets what its launcher prints for `--version`.
+    /// Interprets the output of its launcher for `--version`.
     fn answer(self, text: &str) -> Answer {
         let wanted = match self {
-            // By the name mpirun.openmpi it says that it is OpenRTE.
+            // Under the name mpirun.openmpi, it identifies itself as OpenRTE.
             Mpi::Openmpi4 => text.contains("(Open MPI) 4.") || text.contains("(OpenRTE) 4."),
             Mpi::Openmpi5 => text.contains("(Open MPI) 5."),
             Mpi::Mpich => text.contains("HYDRA build details"),
             Mpi::Impi => text.contains("Intel(R) MPI Library"),
         };
-        // MPICH can be built without libfabric, for example Debian's.
+        // MPICH can be built without libfabric, as Debian's package is.
         let device = text
             .split("--with-device=")
             .nth(1)
             .filter(|_| self == Mpi::Mpich);
         let device = device.and_then(|rest| rest.split(['\'', ' ', '\n']).next());
         match device {
-            // Debian 13 installs it by the package that is Open MPI 4 in Debian 12.
+            // In Debian 13, this is the package that contains Open MPI 4 in Debian 12.
             _ if self == Mpi::Openmpi4 && text.contains("(Open MPI) 5.") => {
-                Answer::Unusable("is Open MPI 5: --mpi openmpi5".to_owned())
+                Answer::Unusable("is Open MPI 5: use --mpi openmpi5".to_owned())
             }
             _ if !wanted => Answer::Other,
             Some(device) if !device.contains("ofi") => {
@@ -109,7 +109,7 @@ pub(super) struct Installed {
 }
 
 impl Installed {
-    /// Searches `dir` (a prefix, or its folder `bin`), else the environment: `I_MPI_ROOT`, the
+    /// Searches `dir` (a prefix, or its folder `bin`), or else the environment: `I_MPI_ROOT`, the
     /// active virtual environment of Python, `PATH`.
     pub(super) fn find(mpi: Mpi, dir: Option<&Path>) -> Result<Installed, Failure> {
         let folders = match dir {
@@ -141,7 +141,7 @@ impl Installed {
         )))
     }
 
-    /// Returns the folder that the MPI is installed in, such as `/usr` or a virtual environment.
+    /// Returns the folder in which the MPI is installed, such as `/usr` or a virtual environment.
     pub(super) fn prefix(&self) -> &Path {
         let bin = self.bin();
         bin.parent().unwrap_or(bin)
@@ -202,7 +202,7 @@ mod tests {
                 let expected = match (*asked, mpi) {
                     (asked, mpi) if asked == mpi => Answer::Wanted,
                     (Mpi::Openmpi4, Mpi::Openmpi5) => {
-                        Answer::Unusable("is Open MPI 5: --mpi openmpi5".to_owned())
+                        Answer::Unusable("is Open MPI 5: use --mpi openmpi5".to_owned())
                     }
                     _ => Answer::Other,
                 };

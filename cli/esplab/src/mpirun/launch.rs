@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use super::Flags;
 use super::installed::{Installed, Mpi};
 use super::provider;
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 
-/// How a launcher is started.
+/// Arguments and variables of a launcher.
 #[derive(Debug, Default)]
 pub(super) struct Launch {
     /// Variables for the launcher and the processes.
@@ -20,7 +20,7 @@ pub(super) struct Launch {
     pub(super) arguments: Vec<OsString>,
 }
 
-/// Transports for MPIs without a list of their own.
+/// Transports for MPIs that have no list of BTLs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Transports {
     /// Provider of libfabric.
@@ -29,7 +29,7 @@ struct Transports {
     shared: bool,
 }
 
-/// Machine and place of a run.
+/// Resources of a run.
 pub(super) struct Place<'a> {
     /// Number of processes of each node.
     pub(super) used: &'a [u32],
@@ -41,7 +41,7 @@ pub(super) struct Place<'a> {
 
 impl Launch {
     /// Plans the start of a job. `components`: folder of the component for Open MPI 4, if Open MPI
-    /// does not find it by itself.
+    /// does not find it itself.
     pub(super) fn plan(
         flags: &Flags,
         installed: &Installed,
@@ -70,7 +70,7 @@ impl Launch {
         for (parameter, value) in [
             ("oob_tcp_if_include", "eth0"),
             ("btl_tcp_if_include", "eth0"),
-            // Else Open MPI may choose a component for whole messages, which uses no BTL.
+            // Otherwise, Open MPI may choose a PML that uses no BTL.
             ("pml", "ob1"),
             ("btl", &list(&flags.btl, "vader")),
         ] {
@@ -86,7 +86,7 @@ impl Launch {
         launch
     }
 
-    /// Over ESP Open MPI 5 uses the provider, without BTLs.
+    /// Plans Open MPI 5. Over ESP, it uses the provider, without BTLs.
     fn open_mpi_5(
         flags: &Flags,
         installed: &Installed,
@@ -105,7 +105,7 @@ impl Launch {
             launch.add(&["--mca", "btl_tcp_if_include", "eth0", "--mca", "pml", "ob1"]);
             launch.add(&["--mca", "btl", &list(&flags.btl, "sm")]);
         }
-        // Processes of other nodes get no variables but these.
+        // Processes on other nodes get only these variables.
         let exported = launch.variables.clone();
         for (name, _) in &exported {
             launch.add(&["-x", name]);
@@ -115,7 +115,7 @@ impl Launch {
         Ok(launch)
     }
 
-    /// MPICH and Intel MPI. Their launcher gives all variables to all processes.
+    /// Plans MPICH and Intel MPI, whose launcher passes all variables to all processes.
     fn hydra(flags: &Flags, installed: &Installed, place: &Place<'_>) -> Result<Launch, Failure> {
         let transports = Transports::parse(&flags.btl, installed.mpi)?;
         let mut launch = Launch {
@@ -124,7 +124,8 @@ impl Launch {
         };
         launch.use_provider(transports.provider, installed, place)?;
         launch.add(&["-iface", "eth0", "-n", &flags.ranks.to_string()]);
-        // Not -hosts: Intel MPI takes the number behind a single node for a part of its name.
+        // Not -hosts, with which Intel MPI interprets the number after a single node as part of its
+        // name.
         let file = place.scratch.join("nodes");
         let lines = hosts(place.used).replace(',', "\n");
         fs::write(&file, lines + "\n").doing(format!("writing {}", file.display()))?;
@@ -139,14 +140,15 @@ impl Launch {
             launch.set("I_MPI_OFI_PROVIDER", transports.provider);
             let fabrics = if transports.shared { "shm:ofi" } else { "ofi" };
             launch.set("I_MPI_FABRICS", fabrics);
-            // Each node would bind its first process to core 0, as if it had the machine to itself.
+            // Otherwise, each node would bind its first process to core 0, as if it were alone on
+            // the machine.
             launch.set("I_MPI_PIN", "0");
         }
         if let Some(seconds) = flags.timeout {
             launch.set("MPIEXEC_TIMEOUT", seconds.to_string());
         }
         for variable in &flags.export {
-            // Without a value it is one of this process, which all have.
+            // A variable without a value is inherited from this process anyway.
             if let Some((name, value)) = variable.split_once('=') {
                 launch.set(name, value);
             }
@@ -154,7 +156,7 @@ impl Launch {
         Ok(launch)
     }
 
-    /// Sets the variables by which libfabric, and the MPI's use of it, is the wanted one.
+    /// Sets the variables that select the libfabric and the provider that the MPI uses.
     fn use_provider(
         &mut self,
         name: &str,
@@ -185,11 +187,13 @@ impl Launch {
 
     /// Adds the options that Open MPI 4 and 5 have in common.
     fn add_open_mpi(&mut self, flags: &Flags, place: &Place<'_>) {
-        // Every process in a lab is root: also an ordinary user's, in the lab's user namespace.
+        // Every process in a lab is root, even that of an ordinary user, in the lab's user
+        // namespace.
         self.add(&["--allow-run-as-root"]);
         let (ranks, hosts) = (flags.ranks.to_string(), hosts(place.used));
         self.add(&["-n", &ranks, "--host", &hosts, "--map-by", "slot"]);
-        // Each node would bind its first process to core 0, as if it had the machine to itself.
+        // Otherwise, each node would bind its first process to core 0, as if it were alone on the
+        // machine.
         self.add(&["--bind-to", "none"]);
         if flags.ranks as usize > place.cores {
             self.add(&["--mca", "mpi_yield_when_idle", "1"]);
@@ -199,7 +203,7 @@ impl Launch {
         }
     }
 
-    /// Adds the user's variables and parameters for Open MPI, which override those before.
+    /// Adds the user's variables and parameters for Open MPI, which override earlier ones.
     fn add_parameters(&mut self, flags: &Flags) {
         for variable in &flags.export {
             self.add(&["-x", variable]);
@@ -214,7 +218,7 @@ impl Launch {
         self.arguments.extend(words.iter().map(OsString::from));
     }
 
-    /// Adds options and a last word that need not be text.
+    /// Adds options, and a last word that need not be UTF-8.
     fn add_path(&mut self, options: &str, path: OsString) {
         self.arguments.extend(options.split(' ').map(Into::into));
         self.arguments.push(path);
@@ -251,15 +255,15 @@ fn list(btl: &str, shared: &str) -> String {
     }
 }
 
-/// Returns the nodes and their numbers of processes as launchers want them.
+/// Returns the nodes and their numbers of processes in the form for launchers.
 fn hosts(used: &[u32]) -> String {
     let each = used.iter().enumerate();
     let all: Vec<String> = each.map(|(i, ranks)| format!("node{i}:{ranks}")).collect();
     all.join(",")
 }
 
-/// Finds the libfabric of an Intel MPI and the folder of its providers: in packages of Python both
-/// are in `lib`, in other installations in folders of their own.
+/// Finds the libfabric of an Intel MPI and the folder of its providers. In Python packages, both
+/// are in `lib`; in other installations, in separate folders.
 fn intel_libfabric(prefix: &Path) -> Result<(PathBuf, PathBuf), Failure> {
     let dirs = ["lib", "opt/mpi/libfabric/lib", "libfabric/lib"].map(|dir| prefix.join(dir));
     let found = dirs.iter().find(|dir| dir.join("libfabric.so.1").is_file());

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use super::{guard, up};
-use cli::out::{Doing, Failure, Verdict};
+use cli::out::{Context, Failure, Verdict};
 use installed::{Installed, Mpi};
 use lab::{Lab, LabOptions};
 use launch::{Launch, Place};
@@ -19,22 +19,22 @@ use launch::{Launch, Place};
 /// File name by which Open MPI finds the component.
 const COMPONENT: &str = "mca_btl_esp.so";
 
-/// Run an MPI program over nodes of this machine, by the launcher of its MPI: over ESP, or over TCP
-/// to compare
+/// Run an MPI program on the nodes of a lab with the launcher of its MPI, over ESP or, for
+/// comparison, over TCP
 ///
-/// Open MPI 4 uses the component beside this program, else the one installed for this user (`cargo
-/// xtask install-ompi`). The other MPIs use the provider of libfabric that FI_PROVIDER_PATH names,
-/// else the one beside this program, else the one installed for this user (`cargo xtask
-/// install-libfabric`). The program must be compiled for the MPI. Creates a lab for the run, or
-/// uses the running one that --name names. The exit code is that of the launcher. If esplab or the
-/// launcher is killed, all processes of the job end.
+/// Open MPI 4 uses the component in the folder of this program, or else the one installed for this
+/// user (`cargo xtask install-ompi`). The other MPIs use the provider of libfabric that
+/// FI_PROVIDER_PATH names, or else the one in the folder of this program, or else the one installed
+/// for this user (`cargo xtask install-libfabric`). The program must be compiled for the MPI.
+/// Creates a lab for the run, or uses the running one that --name names. The exit code is that of
+/// the launcher. If esplab or the launcher is killed, all processes of the job end.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
-    /// Implementation of MPI
+    /// MPI implementation
     #[arg(long, value_name = "MPI", value_enum, default_value_t = Mpi::Openmpi4)]
     mpi: Mpi,
     /// Folder of the MPI, such as a virtual environment of Python [default: $I_MPI_ROOT for Intel
-    /// MPI, else $VIRTUAL_ENV, else what PATH finds]
+    /// MPI, or else $VIRTUAL_ENV, or else found by PATH]
     #[arg(long, value_name = "DIR")]
     mpi_dir: Option<PathBuf>,
     /// Number of processes
@@ -51,7 +51,7 @@ pub(super) struct Flags {
     /// MTU of the created lab
     #[arg(long, value_name = "BYTES", default_value_t = 1500)]
     mtu: u32,
-    /// Use this running lab and do not end it
+    /// Use this running lab, and do not end it
     #[arg(long, value_name = "LAB")]
     name: Option<String>,
     /// Parameter for Open MPI, such as btl_esp_verbose=1 (may be repeated)
@@ -85,10 +85,10 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
         };
         Launch::plan(flags, &installed, &place, components.clone())
     };
-    // Reports what is missing before a lab is created.
+    // Reports missing files before a lab is created.
     plan(&guard::Scratch::new()?)?;
     let (name, lab) = flags.lab(used.len())?;
-    // Shortly before the guard starts, which removes it if this process is killed.
+    // Created just before the guard starts, which removes it if this process is killed.
     let scratch = guard::Scratch::new()?;
     let launch = plan(&scratch)?;
     let esplab = env::current_exe().doing("finding the running program")?;
@@ -108,9 +108,9 @@ fn words(esplab: OsString, lab: &str, installed: &Installed, launch: &Launch) ->
         word.push(value);
         words.push(word);
     }
-    // ESPLAB_RSH is set for commands within the lab. Helpers on other nodes are found by PATH;
-    // those of Open MPI 4 without it, which may be the system's and must not come before this
-    // build.
+    // ESPLAB_RSH is set for commands within the lab. Helpers on other nodes are found by PATH.
+    // Those of Open MPI 4 do not need it: its folder may be one of the system and must not precede
+    // this build in PATH.
     let path = match installed.mpi {
         Mpi::Openmpi4 => "",
         Mpi::Openmpi5 | Mpi::Mpich | Mpi::Impi => r#"export PATH="${m%/*}:$PATH"; "#,
@@ -135,8 +135,8 @@ impl Flags {
             .collect()
     }
 
-    /// Returns the name of the lab to use, of `nodes` nodes at least, and the lab if it was created
-    /// for this run.
+    /// Returns the name of the lab to use, which has at least `nodes` nodes, and the lab if it was
+    /// created for this run.
     fn lab(&self, nodes: usize) -> Result<(String, Option<Lab>), Failure> {
         if let Some(name) = &self.name {
             let have = lab::open(name)?.nodes.len();
@@ -153,7 +153,7 @@ impl Flags {
         Ok((lab.name().to_owned(), Some(lab)))
     }
 
-    /// Returns the component's folder; `None` if Open MPI finds it by itself or does not need it.
+    /// Returns the component's folder; `None` if Open MPI finds it itself or does not need it.
     fn components(&self) -> Result<Option<PathBuf>, Failure> {
         if self.mpi != Mpi::Openmpi4 {
             return Ok(None);
@@ -168,7 +168,7 @@ impl Flags {
             .join(".openmpi/components");
         if !has(&home) && self.btl.split(',').any(|name| name == "esp") {
             return Err(Failure::new(format!(
-                "no {COMPONENT} beside this program, nor in {}: cargo xtask install-ompi",
+                "no {COMPONENT} in the folder of this program, nor in {}: cargo xtask install-ompi",
                 home.display()
             )));
         }

@@ -4,16 +4,16 @@ use std::env;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 
 /// File name by which libfabric finds the provider.
 const PROVIDER: &str = "libesp-fi.so";
-/// Its file name in the folder of a build.
+/// File name of the provider in the folder of a build.
 const BUILT: &str = "libesp_fi.so";
 
 /// Returns the folder of the provider for `FI_PROVIDER_PATH`: one that this variable names already,
-/// else the build of this program (linked into `scratch` by the name that libfabric wants), else
-/// the one installed for this user.
+/// or else that of this program's build (linked into `scratch` under the name that libfabric
+/// expects), or else the one installed for this user.
 pub(super) fn folder(scratch: &Path) -> Result<PathBuf, Failure> {
     let path = env::var_os("FI_PROVIDER_PATH").unwrap_or_default();
     if let Some(dir) = env::split_paths(&path).find(|dir| dir.join(PROVIDER).is_file()) {
@@ -34,8 +34,8 @@ pub(super) fn folder(scratch: &Path) -> Result<PathBuf, Failure> {
         return Ok(home);
     }
     Err(Failure::new(format!(
-        "no {PROVIDER} in FI_PROVIDER_PATH, no {BUILT} beside this program, and no {PROVIDER} in \
-         {}: cargo xtask install-libfabric",
+        "no {PROVIDER} in FI_PROVIDER_PATH, no {BUILT} in the folder of this program, and no \
+         {PROVIDER} in {}: cargo xtask install-libfabric",
         home.display()
     )))
 }

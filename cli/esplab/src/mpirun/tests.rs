@@ -16,7 +16,7 @@ fn flags(line: &str) -> Flags {
         .flags
 }
 
-/// A folder with what an Intel MPI of Python has, which is also the scratch folder.
+/// A folder with the files of Intel MPI's Python package. It is also the scratch folder.
 struct Prefix(PathBuf);
 
 impl Prefix {

@@ -23,8 +23,8 @@ const DEFAULT_MTU: u32 = 1500;
 
 /// Simulate ESP and TCP on thousands of nodes in a leaf-spine network
 ///
-/// The protocol core of each node is the real one; network, time and programs are simulated. A run
-/// is determined by its seed. Needs neither privilege nor network.
+/// Each node runs the real protocol core; network, time and programs are simulated. The seed
+/// determines the result of a run. Needs neither privileges nor a network.
 #[derive(Debug, Args)]
 #[command(after_long_help = explained())]
 pub(super) struct Flags {
@@ -38,31 +38,31 @@ pub(super) struct Flags {
     /// esp-raw (one path, no marks), tcp-reno, tcp-cubic, tcp-dctcp. Default: all
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = transport)]
     transport: Vec<Transport>,
-    /// Seed of everything random
+    /// Seed of the random numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// MTU of the nodes' links
     #[arg(long, default_value_t = DEFAULT_MTU)]
     #[arg(value_parser = clap::value_parser!(u32).range(576..=9000))]
     mtu: u32,
-    /// Gbit/s of a node's link
+    /// Rate of a node's link, in Gbit/s
     #[arg(long, value_name = "GBIT", default_value = "25", value_parser = gbits)]
     host_rate: u32,
-    /// Gbit/s of a link between switches
+    /// Rate of a link between switches, in Gbit/s
     #[arg(long, value_name = "GBIT", default_value = "100", value_parser = gbits)]
     fabric_rate: u32,
-    /// Nodes of a leaf switch
+    /// Number of nodes per leaf switch
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..=250))]
     per_leaf: u32,
-    /// Number of spine switches [default: as many as carry what the nodes of a leaf can send]
+    /// Number of spine switches [default: enough to carry the full rate of a leaf's nodes]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=250))]
     spines: Option<u32>,
     /// Shared buffer of a switch, in MiB
     #[arg(long, value_name = "MIB", default_value_t = 12,
         value_parser = clap::value_parser!(u64).range(1..=1024))]
     buffer: u64,
-    /// Queue of a port of 25 Gbit/s from which on frames are marked, in KiB; in proportion for
-    /// other rates
+    /// ECN marking threshold of a 25 Gbit/s port, in KiB of queued data; scaled to the rate of
+    /// other ports
     #[arg(long, value_name = "KIB", default_value_t = 100,
         value_parser = clap::value_parser!(u32).range(1..=100_000))]
     mark: u32,
@@ -85,11 +85,11 @@ fn transport(text: &str) -> Result<Transport, String> {
     Transport::named(text).ok_or_else(|| format!("no such transport: write one of {}", known()))
 }
 
-/// Reads a rate of which a byte takes a whole number of picoseconds.
+/// Parses a rate at which a byte takes a whole number of picoseconds.
 fn gbits(text: &str) -> Result<u32, String> {
     const RATES: [u32; 8] = [1, 10, 25, 40, 50, 100, 200, 400];
     let rate = text.parse().ok().filter(|rate| RATES.contains(rate));
-    rate.ok_or_else(|| "no rate of a port: write 1, 10, 25, 40, 50, 100, 200 or 400".into())
+    rate.ok_or_else(|| "not the rate of a port: write 1, 10, 25, 40, 50, 100, 200 or 400".into())
 }
 
 /// Returns the explanation of each workload, for `--help`.
@@ -126,7 +126,7 @@ impl Flags {
     }
 }
 
-/// Returns the chosen ones, or all.
+/// Returns the chosen values, or all if none were chosen.
 fn or_all<T: Copy>(chosen: &[T], all: &[T]) -> Vec<T> {
     if chosen.is_empty() { all } else { chosen }.to_vec()
 }
@@ -171,7 +171,7 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     Ok(verdict)
 }
 
-/// Runs all cases of a workload over all transports, two at a time where there are two cores.
+/// Runs all cases of a workload over all transports, two at a time if there are two cores.
 fn simulate(plan: &Plan, kind: Workload, transports: &[Transport]) -> Vec<Row> {
     let cases = kind.cases(&plan.topology, plan.seed);
     let jobs: Vec<(&Case, Transport)> = cases
@@ -210,7 +210,7 @@ fn simulate(plan: &Plan, kind: Workload, transports: &[Transport]) -> Vec<Row> {
     rows.into_iter().map(|(_, row)| row).collect()
 }
 
-/// Shows that a run has ended.
+/// Reports the end of a run.
 fn note(bar: &ProgressBar, row: &Row) {
     bar.inc(1);
     if bar.is_hidden() {
@@ -278,7 +278,7 @@ mod tests {
             "--nodes 12",
             "--nodes 12 --seed 7 --mtu 9000 --host-rate 100 --fabric-rate 400 --per-leaf 6 \
              --spines 1 --buffer 24 --mark 200",
-            // As many spine switches as the changed rates need.
+            // The number of spine switches that the changed rates need.
             "--nodes 400 --host-rate 100",
         ] {
             let plan = flags(line)?.plan();

@@ -10,11 +10,11 @@ use scale::run::{Plan, Row};
 use scale::workload::Workload;
 
 use super::table;
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 
 /// File of the page.
 const PAGE: &str = "scale.md";
-/// Folder of its charts beside it.
+/// Folder of its charts, next to the page.
 const CHARTS: &str = "scale";
 /// First line of the generated part of the page.
 const BEGIN: &str =
@@ -69,7 +69,7 @@ impl Section {
     }
 }
 
-/// Draws one group of bars for each case, with a bar for each transport.
+/// Draws a group of bars for each case, with a bar for each transport.
 fn bars(rows: &[Row], value: fn(&Row) -> f64) -> Plot {
     let mut series: Vec<String> = Vec::new();
     let mut groups: Vec<(String, Vec<f64>)> = Vec::new();
@@ -85,7 +85,7 @@ fn bars(rows: &[Row], value: fn(&Row) -> f64) -> Plot {
     Plot::Bars { series, groups }
 }
 
-/// Puts sections into the page, in place of earlier ones of these workloads.
+/// Inserts sections into the page, in place of earlier ones of these workloads.
 fn page_with(page: &str, intro: &str, sections: &[Section]) -> String {
     let named = |section: &Section| (section.kind.name(), section.markdown());
     let sections: Vec<_> = sections.iter().map(named).collect();

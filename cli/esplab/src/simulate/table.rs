@@ -8,7 +8,7 @@ use scale::workload::Workload;
 
 use super::DEFAULT_MTU;
 
-/// A column: its heading, `>` before one of numbers, and the cell of a row.
+/// A column: its heading, with `>` before one of numbers, and the function for the cell of a row.
 type Column = (&'static str, fn(&Row) -> String);
 
 const COLUMNS: [Column; 14] = [
@@ -49,7 +49,7 @@ pub(super) fn usual_time(kind: Workload) -> [&'static str; 2] {
     }
 }
 
-/// Formats a number with three digits or more.
+/// Formats a number with at least three digits.
 fn number(value: f64) -> String {
     match value {
         10.0.. => format!("{value:.0}"),
@@ -106,7 +106,7 @@ pub(super) fn network(plan: &Plan) -> String {
             "{nodes} nodes at {host_gbits} Gbit/s, MTU {}, {per_leaf} to a leaf switch; {leaves} \
              leaf switches with a link of {fabric_gbits} Gbit/s to each of {spines} spine \
              switches; {delay} ns for each cable with its switch; a shared buffer of {buffer} MiB \
-             in a switch; marks from {mark_kib} KiB on at 25 Gbit/s; seed {}.",
+             in a switch; marking threshold {mark_kib} KiB at 25 Gbit/s; seed {}.",
             plan.mtu, plan.seed
         ),
         100,

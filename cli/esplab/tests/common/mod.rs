@@ -18,7 +18,7 @@ pub fn programs() -> PathBuf {
         .to_owned()
 }
 
-/// Returns a name that no other test has.
+/// Returns a name that no other test uses.
 pub fn unique(what: &str) -> String {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     format!(
@@ -28,7 +28,7 @@ pub fn unique(what: &str) -> String {
     )
 }
 
-/// Reports that a test did not run; fails it where skipping is forbidden.
+/// Reports that a test did not run; fails it if skipping is forbidden.
 pub fn skip(why: &str) {
     assert!(
         std::env::var_os("ESP_TEST_REQUIRE_PRIVILEGE").is_none_or(|v| v != "1"),
@@ -45,8 +45,7 @@ pub fn bare(nodes: usize) -> LabOptions {
     options
 }
 
-/// Creates a lab that test threads can enter. `None` (and SKIPPED) when the system does not allow
-/// it.
+/// Creates a lab that test threads can enter; `None` (and SKIPPED) if the system does not allow it.
 pub fn lab(options: &LabOptions) -> Option<Lab> {
     if !rustix::process::geteuid().is_root() {
         skip("threads can enter the nodes of root's labs only");
@@ -73,7 +72,7 @@ pub fn esplab(args: &[&str]) -> Output {
     command.output().expect("esplab was built for this test")
 }
 
-/// Runs esplab and expects this exit code; returns its standard output.
+/// Runs esplab and asserts this exit code; returns its standard output.
 #[track_caller]
 pub fn esplab_ends(args: &[&str], code: i32) -> String {
     let output = esplab(args);
@@ -98,7 +97,7 @@ impl Drop for Downer {
     }
 }
 
-/// Waits for a condition; panics after a time that only a broken program needs.
+/// Waits for a condition; panics after a time that only a broken program exceeds.
 #[track_caller]
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(30);

@@ -1,4 +1,5 @@
-//! Checks of the daemon: reachable, its version, its privilege, leases, refused requests.
+//! Checks of the daemon: whether it can be reached, its version, its privileges, leases, refused
+//! requests.
 
 use std::time::Duration;
 
@@ -31,11 +32,11 @@ pub(super) fn check(facts: &Facts, findings: &mut Vec<Finding>) {
             Finding::warning(
                 "daemon.state",
                 format!(
-                    "its state cannot be read: {why}; counters and links are left out (is it of \
-                     another version?)"
+                    "its state cannot be read: {why}; counters and links are not checked (does it \
+                     have another version?)"
                 ),
             )
-            .mend("install one version, then: systemctl restart esp-daemon"),
+            .fix("install one version, then: systemctl restart esp-daemon"),
         ),
     }
     privilege(daemon, findings);
@@ -57,29 +58,29 @@ fn unreached(daemon: &Daemon, why: &Unreached) -> Finding {
             "daemon.stopped",
             format!("no daemon: {socket} does not exist{elsewhere}"),
         )
-        .mend(start),
+        .fix(start),
         Unreached::Stale => Finding::error(
             "daemon.stale",
-            format!("no daemon: {socket} was left by one that has ended{elsewhere}"),
+            format!("no daemon: {socket} was left behind by one that has ended{elsewhere}"),
         )
-        .mend(start),
+        .fix(start),
         Unreached::NoPermission => Finding::error(
             "daemon.permission",
             format!("this user may not use {socket}"),
         )
-        .mend("set [socket] mode or group in esp-daemon.toml, or join that group"),
+        .fix("set [socket] mode or group in esp-daemon.toml, or join that group"),
         Unreached::Silent => Finding::error(
             "daemon.silent",
             format!("the daemon at {socket} does not answer"),
         )
-        .mend("systemctl restart esp-daemon (its log: journalctl -u esp-daemon)"),
+        .fix("systemctl restart esp-daemon (its log: journalctl -u esp-daemon)"),
         Unreached::Version(text) => Finding::error(
             "daemon.control",
             format!("the daemon at {socket} speaks another control version: {text}"),
         )
-        .mend("install one version, then: systemctl restart esp-daemon"),
+        .fix("install one version, then: systemctl restart esp-daemon"),
         Unreached::Other(text) => Finding::error("daemon.unreached", text)
-            .mend("see the daemon's log: journalctl -u esp-daemon"),
+            .fix("see the daemon's log: journalctl -u esp-daemon"),
     }
 }
 
@@ -90,16 +91,16 @@ fn version(state: &State, findings: &mut Vec<Finding>) {
             Finding::warning(
                 "daemon.version",
                 format!(
-                    "the daemon is of version {}, this program of {own}",
+                    "the daemon has version {}, this program {own}",
                     state.version
                 ),
             )
-            .mend("install one version, then: systemctl restart esp-daemon"),
+            .fix("install one version, then: systemctl restart esp-daemon"),
         );
     }
 }
 
-/// Checks the privilege of the process that serves.
+/// Checks the privileges of the process that serves the socket.
 fn privilege(daemon: &Daemon, findings: &mut Vec<Finding>) {
     let Some(process) = &daemon.process else {
         return;
@@ -109,12 +110,12 @@ fn privilege(daemon: &Daemon, findings: &mut Vec<Finding>) {
             Finding::warning(
                 "daemon.capability",
                 format!(
-                    "process {} lacks CAP_NET_RAW: it can open no more packet sockets, for leases \
-                     or interfaces that come back",
+                    "process {} lacks CAP_NET_RAW: it cannot open further packet sockets, for \
+                     leases or interfaces that come back",
                     process.pid
                 ),
             )
-            .mend("setcap cap_net_raw+ep FILE of esp-daemon, or AmbientCapabilities=CAP_NET_RAW"),
+            .fix("setcap cap_net_raw+ep FILE of esp-daemon, or AmbientCapabilities=CAP_NET_RAW"),
         );
     }
 }
@@ -127,28 +128,28 @@ fn lease(daemon: &Daemon, findings: &mut Vec<Finding>) {
         Lease::Forbidden if wanted => findings.push(
             Finding::error(
                 "daemon.lease",
-                "ESP_PATH=lease, but the node's policy gives this user no lease: streams fail",
+                "ESP_PATH=lease, but the node's policy grants this user no lease: streams fail",
             )
-            .mend("unset ESP_PATH, or: usermod -aG esp-lease USER"),
+            .fix("unset ESP_PATH, or: usermod -aG esp-lease USER"),
         ),
         Lease::Forbidden => findings.push(
             Finding::note(
                 "daemon.lease",
-                "this user may have no lease: messages take the daemon's path, which is slower",
+                "this user may not have a lease: messages take the daemon's path, which is slower",
             )
-            .mend("usermod -aG esp-lease USER, or [lease] allow in esp-daemon.toml"),
+            .fix("usermod -aG esp-lease USER, or [lease] allow in esp-daemon.toml"),
         ),
         Lease::Failed(why) => findings.push(
             Finding::warning(
                 "daemon.lease",
                 format!("this user may have leases, but got none: {why}"),
             )
-            .mend("see limits.leases and limits.ring_bytes in esp-daemon.toml"),
+            .fix("see limits.leases and limits.ring_bytes in esp-daemon.toml"),
         ),
     }
 }
 
-/// Checks what the daemon had to refuse to programs.
+/// Checks requests that the daemon has refused, and programs that corrupted memory.
 fn programs(state: &State, findings: &mut Vec<Finding>) {
     let limit = state.counter("", "refused_limit");
     if limit > 0 {
@@ -156,9 +157,9 @@ fn programs(state: &State, findings: &mut Vec<Finding>) {
             Finding::warning_if(
                 state.rise("", "refused_limit") > 0,
                 "daemon.limits",
-                format!("{limit} requests of programs were refused, as a limit was reached"),
+                format!("{limit} requests of programs were refused because a limit was reached"),
             )
-            .mend("raise [limits] in esp-daemon.toml, then: systemctl reload esp-daemon"),
+            .fix("raise [limits] in esp-daemon.toml, then: systemctl reload esp-daemon"),
         );
     }
     let corrupt = state.counter("", "programs_corrupted_memory");
@@ -168,7 +169,7 @@ fn programs(state: &State, findings: &mut Vec<Finding>) {
                 "daemon.corrupted",
                 format!("{corrupt} programs corrupted the memory that they share with the daemon"),
             )
-            .mend("look for defects in these programs: journalctl -u esp-daemon"),
+            .fix("look for defects in these programs: journalctl -u esp-daemon"),
         );
     }
 }

@@ -1,4 +1,5 @@
-//! Facts about the node and its peers, read before any check. Checks are functions of them.
+//! Facts about the node and its peers, which are read before any check. Checks are functions of
+//! these facts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -7,14 +8,14 @@ use std::time::Duration;
 use esp_client::control::InterfaceInfo;
 use esp_client::{NodeAddr, NodeInfo};
 
-/// Everything that is known.
+/// All facts.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
     pub(super) daemon: Daemon,
     pub(super) links: Vec<Link>,
     pub(super) host: Host,
     pub(super) mpi: Mpi,
-    /// `None`: no peer was asked.
+    /// `None` if no peer was probed.
     pub(super) network: Option<Network>,
 }
 
@@ -22,7 +23,8 @@ pub(super) struct Facts {
 #[derive(Clone, Debug)]
 pub(super) struct Daemon {
     pub(super) socket: PathBuf,
-    /// Its state, or why that could not be read; or why no daemon answers.
+    /// Its state, or the reason why the state could not be read; or the reason why no daemon
+    /// answers.
     pub(super) reached: Result<Result<State, String>, Unreached>,
     /// The process that serves the socket, if it is visible.
     pub(super) process: Option<Process>,
@@ -41,11 +43,11 @@ pub(super) struct State {
     pub(super) interfaces: Vec<InterfaceInfo>,
     pub(super) counters: Counters,
     pub(super) later: Counters,
-    /// Time between the two.
+    /// Time between the two readings.
     pub(super) between: Duration,
 }
 
-/// Values of counters by interface (`""`: the daemon) and name.
+/// Values of counters by interface (`""` for the daemon) and name.
 pub(super) type Counters = BTreeMap<(String, String), u64>;
 
 impl Daemon {
@@ -62,7 +64,7 @@ impl State {
         self.later.get(&key).copied().unwrap_or(0)
     }
 
-    /// Returns by how much a counter has risen while doctor looked.
+    /// Returns the increase of a counter between the two readings.
     pub(super) fn rise(&self, interface: &str, name: &str) -> u64 {
         let key = (interface.to_owned(), name.to_owned());
         let of = |counters: &Counters| counters.get(&key).copied().unwrap_or(0);
@@ -70,20 +72,20 @@ impl State {
     }
 }
 
-/// Why no daemon answers.
+/// Reason why no daemon answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Unreached {
     /// There is no socket.
     NoSocket,
-    /// The socket is there, and no process listens.
+    /// The socket exists, but no process listens.
     Stale,
     /// This user may not use the socket.
     NoPermission,
-    /// It accepts no connection, or does not answer.
+    /// It does not accept a connection, or does not answer.
     Silent,
     /// It speaks another version of the control protocol.
     Version(String),
-    /// Anything else.
+    /// Any other error.
     Other(String),
 }
 
@@ -97,17 +99,17 @@ pub(super) struct Process {
     pub(super) cores: BTreeSet<u32>,
 }
 
-/// A lease, tried.
+/// Result of an attempt to get a lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Lease {
     /// Not tried: there is no daemon, or no Ethernet interface is up.
     #[default]
     Unknown,
-    /// The node's policy does not allow this user any.
+    /// The node's policy does not allow this user a lease.
     Forbidden,
-    /// Policy allows it, but the daemon or this process could not do it.
+    /// The policy allows a lease, but the daemon or this process could not set it up.
     Failed(String),
-    /// One was granted.
+    /// A lease was granted.
     Granted,
 }
 
@@ -115,9 +117,9 @@ pub(super) enum Lease {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Link {
     pub(super) name: String,
-    /// `None`: there is none of this name in this network namespace.
+    /// `None` if there is no interface of this name in this network namespace.
     pub(super) present: Option<Present>,
-    /// The daemon says that the link is up; `None`: no daemon has said so.
+    /// Whether the daemon considers the link up; `None` if no daemon has reported it.
     pub(super) up_at_daemon: Option<bool>,
 }
 
@@ -127,12 +129,12 @@ pub(super) struct Present {
     pub(super) enabled: bool,
     pub(super) carrier: bool,
     pub(super) mtu: u32,
-    /// Mbit/s.
+    /// In Mbit/s.
     pub(super) speed: Option<u32>,
     pub(super) duplex: Option<String>,
     /// Cores near the device, if the machine has several NUMA nodes.
     pub(super) near_cores: Option<BTreeSet<u32>>,
-    /// Frames in the receive ring: present and possible.
+    /// Size of the receive ring, in frames: current and maximum.
     pub(super) ring: Option<(u32, u32)>,
     /// Delay of receive interrupts in microseconds, and whether the device adapts it.
     pub(super) coalescing: Option<(u32, bool)>,
@@ -155,7 +157,7 @@ pub(super) struct Device {
 /// The machine.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Host {
-    /// Limit of locked memory of this process in bytes; `None`: unlimited.
+    /// Limit on locked memory of this process, in bytes; `None` if unlimited.
     pub(super) memlock: Option<u64>,
     /// RDMA devices.
     pub(super) rdma: Vec<String>,
@@ -182,9 +184,9 @@ pub(super) struct Host {
 /// Open MPI on this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Mpi {
-    /// State of the component by its `ompi_info`.
+    /// The installed Open MPI, according to its `ompi_info`.
     pub(super) open_mpi: Option<OpenMpi>,
-    /// Files of the component in the folders where Open MPI looks.
+    /// Files of the component in the folders that Open MPI searches.
     pub(super) components: Vec<PathBuf>,
 }
 
@@ -194,7 +196,8 @@ pub(super) struct OpenMpi {
     pub(super) version: String,
     /// It can load components.
     pub(super) dlopen: bool,
-    /// Release that the component for ESP is for; `None`: Open MPI does not find it.
+    /// Open MPI release that the ESP component is for; `None` if Open MPI does not find the
+    /// component.
     pub(super) component: Option<String>,
 }
 
@@ -205,65 +208,65 @@ pub(super) struct Network {
     pub(super) heard: Vec<Node>,
     /// Answers of this node itself.
     pub(super) own: Vec<Node>,
-    /// This node's daemon serves UDP, so that of the peers should.
+    /// This node's daemon serves UDP, so those of the peers should, too.
     pub(super) serves_udp: bool,
-    /// All nodes that answer were asked for.
+    /// All nodes that answer were requested.
     pub(super) all: bool,
-    /// Nodes that answered and were not asked, since there were too many.
+    /// Number of nodes that answered but were not probed, because there were too many.
     pub(super) left_out: usize,
-    /// Nodes that were not asked, since a signal came.
+    /// Number of nodes that were not probed because of a signal.
     pub(super) interrupted: usize,
     pub(super) peers: Vec<Peer>,
 }
 
-/// A node that answered on one of our interfaces.
+/// A node that answered on one of this node's interfaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Node {
     pub(super) interface: String,
     pub(super) addr: NodeAddr,
-    /// Its name is made printable.
+    /// Its answer, with a printable name.
     pub(super) info: NodeInfo,
 }
 
-/// A peer that was asked.
+/// A peer that was probed.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Peer {
-    /// The name as typed or announced.
+    /// Its name as typed or announced.
     pub(super) name: String,
-    /// Why the name has no address.
+    /// Reason why the name has no address.
     pub(super) unknown: Option<String>,
     /// A known name that resembles it.
     pub(super) meant: Option<String>,
     /// Its Ethernet address.
     pub(super) mac: Option<NodeAddr>,
-    /// Ways to it: over each of our Ethernet interfaces, and in UDP.
+    /// Paths to it: over each of this node's Ethernet interfaces, and in UDP.
     pub(super) routes: Vec<Route>,
-    /// Whether ESP frames were answered; `None`: not tried.
+    /// Whether ESP frames were answered; `None` if not tried.
     pub(super) esp: Option<bool>,
 }
 
-/// A way to a peer.
+/// A path to a peer.
 #[derive(Clone, Debug)]
 pub(super) struct Route {
-    /// Our interface.
+    /// This node's interface.
     pub(super) interface: String,
     pub(super) addr: NodeAddr,
-    /// Echo requests sent and answered.
+    /// Number of echo requests sent and answered.
     pub(super) sent: usize,
     pub(super) received: usize,
-    /// Median round trip in microseconds.
+    /// Median round-trip time, in microseconds.
     pub(super) rtt_us: Option<f64>,
-    /// Largest payload that passes in bytes.
+    /// Maximum payload that passes, in bytes.
     pub(super) payload: Option<usize>,
-    /// Largest payloads of both ends.
+    /// Maximum payloads of both ends.
     pub(super) own_payload: usize,
     pub(super) peer_payload: Option<usize>,
-    /// Other error of the measurement.
+    /// Error of the measurement, other than a missing answer.
     pub(super) failure: Option<String>,
 }
 
 impl Route {
-    /// Creates a way that was not tried.
+    /// Creates a path that was not tried.
     pub(super) fn untried(addr: NodeAddr) -> Route {
         Route {
             interface: String::new(),
@@ -284,17 +287,17 @@ impl Route {
 }
 
 impl Peer {
-    /// Returns the ways over raw Ethernet.
+    /// Returns the paths over raw Ethernet.
     pub(super) fn raw(&self) -> impl Iterator<Item = &Route> {
         self.routes.iter().filter(|route| !route.addr.is_udp())
     }
 
-    /// Returns the way in UDP.
+    /// Returns the path in UDP.
     pub(super) fn udp(&self) -> Option<&Route> {
         self.routes.iter().find(|route| route.addr.is_udp())
     }
 
-    /// Returns the way over raw Ethernet that streams take: the fastest.
+    /// Returns the path over raw Ethernet that streams take, which is the fastest.
     pub(super) fn fastest(&self) -> Option<&Route> {
         let rtt = |route: &Route| route.rtt_us.unwrap_or(f64::INFINITY);
         let answers = self.raw().filter(|route| route.answers());

@@ -10,7 +10,7 @@ use serde::Serialize;
 pub(super) enum Level {
     /// It is as it should be.
     Ok,
-    /// Worth knowing; nothing is wrong.
+    /// Worth knowing, but not a fault.
     Note,
     /// It works, but slowly or not always: exit code 1.
     Warning,
@@ -19,7 +19,7 @@ pub(super) enum Level {
 }
 
 impl Level {
-    /// Returns the word that the output shows.
+    /// Returns the word for the output.
     pub(super) fn word(self) -> &'static str {
         match self {
             Level::Ok => "ok",
@@ -41,9 +41,9 @@ pub(super) struct Finding {
     pub(super) level: Level,
     /// Sentence that describes the finding.
     pub(super) what: String,
-    /// Command or step that mends it.
+    /// Command or step that fixes it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) mend: Option<String>,
+    pub(super) fix: Option<String>,
 }
 
 impl Finding {
@@ -53,7 +53,7 @@ impl Finding {
             subject: None,
             level,
             what: what.to_string(),
-            mend: None,
+            fix: None,
         }
     }
 
@@ -73,20 +73,20 @@ impl Finding {
         Finding::new(check, Level::Error, what)
     }
 
-    /// Creates a finding that is a warning if `bad`, else a note.
+    /// Creates a finding that is a warning if `bad`, or else a note.
     pub(super) fn warning_if(bad: bool, check: &'static str, what: impl Display) -> Finding {
         let level = if bad { Level::Warning } else { Level::Note };
         Finding::new(check, level, what)
     }
 
-    /// Adds the command or step that mends it.
+    /// Adds the command or step that fixes it.
     #[must_use]
-    pub(super) fn mend(mut self, mend: impl Display) -> Finding {
-        self.mend = Some(mend.to_string());
+    pub(super) fn fix(mut self, fix: impl Display) -> Finding {
+        self.fix = Some(fix.to_string());
         self
     }
 
-    /// Names the interface or peer.
+    /// Sets the interface or peer that was checked.
     #[must_use]
     pub(super) fn of(mut self, subject: &str) -> Finding {
         self.subject = Some(subject.to_owned());

@@ -1,4 +1,4 @@
-//! Checks of the machine: what the kernel allows, and what costs time.
+//! Checks of the machine: permissions and limits of the kernel, and settings that cost time.
 
 use super::facts::{Facts, Host};
 use super::finding::Finding;
@@ -7,7 +7,7 @@ use super::finding::Finding;
 const MEMLOCK: u64 = 64 << 20;
 /// Bit of `CAP_SYS_PTRACE`.
 const SYS_PTRACE: u32 = 19;
-/// Clock sources that programs cannot read without the kernel or a slow device.
+/// Clock sources that programs can read only through the kernel or a slow device.
 const SLOW_CLOCKS: [&str; 4] = ["hpet", "acpi_pm", "jiffies", "refined-jiffies"];
 
 /// Checks the machine.
@@ -35,7 +35,7 @@ fn memlock(host: &Host, findings: &mut Vec<Finding>) {
     let finding = Finding::warning_if(!host.rdma.is_empty(), "host.memlock", text);
     findings.push(
         finding
-            .mend("echo '* - memlock unlimited' > /etc/security/limits.d/rdma.conf; log in again"),
+            .fix("echo '* - memlock unlimited' > /etc/security/limits.d/rdma.conf; log in again"),
     );
 }
 
@@ -50,7 +50,7 @@ fn cross_memory(host: &Host, findings: &mut Vec<Finding>) {
                      the node are copied twice"
                 ),
             )
-            .mend("start the container with --cap-add SYS_PTRACE"),
+            .fix("start the container with --cap-add SYS_PTRACE"),
         );
         return;
     }
@@ -64,7 +64,7 @@ fn cross_memory(host: &Host, findings: &mut Vec<Finding>) {
                      long messages within the node are copied twice"
                 ),
             )
-            .mend(if scope >= 3 {
+            .fix(if scope >= 3 {
                 "set kernel.yama.ptrace_scope=1 in /etc/sysctl.d; 3 stays until a reboot"
             } else {
                 "sysctl -w kernel.yama.ptrace_scope=1"
@@ -83,12 +83,12 @@ fn governor(host: &Host, findings: &mut Vec<Finding>) {
         .iter()
         .filter(|((governor, _), _)| governor != "performance");
     for ((governor, driver), cores) in slow {
-        // With these drivers the device chooses the frequency whatever the name says.
+        // With the pstate drivers, the device chooses the frequency even under this governor.
         let fixed =
             governor == "powersave" && !driver.ends_with("pstate") && driver != "amd-pstate-epp";
         let text = format!("{cores} cores have the frequency governor {governor} ({driver})");
         let finding = Finding::warning_if(fixed, "host.governor", text);
-        findings.push(finding.mend("cpupower frequency-set -g performance"));
+        findings.push(finding.fix("cpupower frequency-set -g performance"));
     }
 }
 
@@ -101,9 +101,12 @@ fn cores(host: &Host, findings: &mut Vec<Finding>) {
         findings.push(
             Finding::note(
                 "host.quota",
-                format!("the control group may use {quota:.1} of {cores} cores: it is paused then"),
+                format!(
+                    "the control group is limited to {quota:.1} of {cores} cores, and throttled \
+                     beyond that"
+                ),
             )
-            .mend("raise the CPU limit of the container or service (cpu.max, CPUQuota=)"),
+            .fix("raise the CPU limit of the container or service (cpu.max, CPUQuota=)"),
         );
     }
     if host.load > cores as f64 {
@@ -115,7 +118,7 @@ fn cores(host: &Host, findings: &mut Vec<Finding>) {
                     host.load
                 ),
             )
-            .mend("start fewer processes, or leave a core to the daemon"),
+            .fix("start fewer processes, or leave a core to the daemon"),
         );
     } else {
         findings.push(Finding::ok(
@@ -135,7 +138,7 @@ fn clock(host: &Host, findings: &mut Vec<Finding>) {
                 "host.clock",
                 format!("the clock source {clock} takes microseconds to read"),
             )
-            .mend("echo tsc > /sys/devices/system/clocksource/clocksource0/current_clocksource"),
+            .fix("echo tsc > /sys/devices/system/clocksource/clocksource0/current_clocksource"),
         );
     }
 }
@@ -152,7 +155,7 @@ fn buffers(host: &Host, findings: &mut Vec<Finding>) {
                      little for fast links"
                 ),
             )
-            .mend("sysctl -w net.core.rmem_max=16777216 net.core.wmem_max=16777216"),
+            .fix("sysctl -w net.core.rmem_max=16777216 net.core.wmem_max=16777216"),
         );
     }
 }

@@ -3,15 +3,15 @@
 use super::facts::{Daemon, Facts, Link, Present, State};
 use super::finding::Finding;
 
-/// Frames per second that are dropped or not for this node, above which it is a storm.
+/// Rate above which frames that are dropped or not for this node are a storm, in frames per second.
 const STORM: f64 = 2000.0;
-/// Delay of interrupts in microseconds that is worth a warning.
+/// Minimum delay of interrupts that causes a warning, in microseconds.
 const LONG_DELAY: u32 = 50;
-/// Receive ring below which bursts of some senders do not fit, in frames.
+/// Size of the receive ring below which bursts of several senders do not fit, in frames.
 const SMALL_RING: u32 = 512;
-/// Slowest link without a warning, in Mbit/s.
+/// Minimum speed of a link without a warning, in Mbit/s.
 const SLOW: u32 = 1000;
-/// Socket buffers that the daemon requests, in bytes.
+/// Size of the socket buffers that the daemon requests, in bytes.
 const BUFFER: u64 = 1024 * 9216;
 /// Bit of `CAP_NET_ADMIN`.
 const NET_ADMIN: u32 = 12;
@@ -51,24 +51,24 @@ fn absent(link: &Link) -> Finding {
             "link.elsewhere",
             "it is in the daemon's network namespace, not in this one: only its counters are known",
         ),
-        Some(false) => Finding::error("link.gone", "the interface does not exist any more")
-            .mend("bring it back: the daemon attaches to an interface of this name by itself"),
+        Some(false) => Finding::error("link.gone", "the interface no longer exists")
+            .fix("bring it back: the daemon attaches to an interface of this name by itself"),
         None => {
-            Finding::error("link.unknown", format!("there is no interface {name}")).mend("ip link")
+            Finding::error("link.unknown", format!("there is no interface {name}")).fix("ip link")
         }
     }
 }
 
-/// Checks that it is up.
+/// Checks that the interface is up.
 fn condition(link: &Link, present: &Present, findings: &mut Vec<Finding>) {
     let name = &link.name;
     let text = if !present.enabled {
-        let mend = format!("ip link set {name} up");
-        findings.push(Finding::error("link.down", "the interface is disabled").mend(mend));
+        let fix = format!("ip link set {name} up");
+        findings.push(Finding::error("link.down", "the interface is disabled").fix(fix));
         return;
     } else if !present.carrier {
-        let mend = format!("check cable and switch port; ethtool {name}");
-        findings.push(Finding::error("link.carrier", "the interface has no carrier").mend(mend));
+        let fix = format!("check cable and switch port; ethtool {name}");
+        findings.push(Finding::error("link.carrier", "the interface has no carrier").fix(fix));
         return;
     } else {
         let speed = present.speed.map(|speed| format!(", {speed} Mbit/s"));
@@ -79,8 +79,11 @@ fn condition(link: &Link, present: &Present, findings: &mut Vec<Finding>) {
     findings.push(Finding::ok("link.up", text));
     if link.up_at_daemon == Some(false) {
         findings.push(
-            Finding::error("link.daemon", "the daemon takes the interface for down")
-                .mend("systemctl restart esp-daemon"),
+            Finding::error(
+                "link.daemon",
+                "the daemon considers the interface down, although it is up",
+            )
+            .fix("systemctl restart esp-daemon"),
         );
     }
 }
@@ -94,7 +97,7 @@ fn settings(link: &Link, present: &Present, findings: &mut Vec<Finding>) {
                 "link.duplex",
                 "half duplex: frames collide and are lost when both ends send",
             )
-            .mend(format!(
+            .fix(format!(
                 "ethtool -s {name} autoneg on (at the switch port as well)"
             )),
         );
@@ -102,7 +105,7 @@ fn settings(link: &Link, present: &Present, findings: &mut Vec<Finding>) {
     if let Some(speed) = present.speed.filter(|speed| (1..SLOW).contains(speed)) {
         findings.push(
             Finding::warning("link.speed", format!("the link runs at {speed} Mbit/s"))
-                .mend(format!("check the cable; ethtool -s {name} autoneg on")),
+                .fix(format!("check the cable; ethtool -s {name} autoneg on")),
         );
     }
     let lost = present.device_later.rx_fifo;
@@ -112,12 +115,14 @@ fn settings(link: &Link, present: &Present, findings: &mut Vec<Finding>) {
     {
         let lost_text = match lost {
             0 => String::new(),
-            lost => format!(", and {lost} frames did not fit"),
+            lost => format!("; {lost} frames did not fit"),
         };
-        let text = format!("the receive ring has {ring} of {max} possible frames{lost_text}");
+        let text = format!(
+            "the receive ring has {ring} descriptors; the device supports {max}{lost_text}"
+        );
         findings.push(
             Finding::warning_if(lost > 0, "link.ring", text)
-                .mend(format!("ethtool -G {name} rx {max}")),
+                .fix(format!("ethtool -G {name} rx {max}")),
         );
     }
     if let Some((delay, adaptive)) = present.coalescing
@@ -130,7 +135,7 @@ fn settings(link: &Link, present: &Present, findings: &mut Vec<Finding>) {
         };
         let text = format!("interrupts of received frames wait up to {delay} µs{adapts}");
         findings.push(
-            Finding::warning_if(delay >= LONG_DELAY && !adaptive, "link.coalescing", text).mend(
+            Finding::warning_if(delay >= LONG_DELAY && !adaptive, "link.coalescing", text).fix(
                 format!("ethtool -C {name} adaptive-rx off rx-usecs 0 (costs CPU under load)"),
             ),
         );
@@ -152,12 +157,15 @@ fn near(present: &Present, daemon: &Daemon, findings: &mut Vec<Finding>) {
                 "link.numa",
                 "the daemon may only use cores of another NUMA node than the device's",
             )
-            .mend(format!("[idle] core = {first} in esp-daemon.toml")),
+            .fix(format!("[idle] core = {first} in esp-daemon.toml")),
         );
     } else if !process.cores.is_subset(near) {
         findings.push(Finding::note(
             "link.numa",
-            format!("the device is near {} cores, from {first} on", near.len()),
+            format!(
+                "the device is near {} cores, the first of which is {first}",
+                near.len()
+            ),
         ));
     }
 }
@@ -174,7 +182,7 @@ fn device(link: &Link, present: &Present, findings: &mut Vec<Finding>) {
                 "link.damaged",
                 format!("{} damaged frames were received", now.rx_errors),
             )
-            .mend(format!(
+            .fix(format!(
                 "replace cable or transceiver; ethtool -S {}",
                 link.name
             )),
@@ -187,12 +195,12 @@ fn device(link: &Link, present: &Present, findings: &mut Vec<Finding>) {
                 "link.send",
                 format!("{} frames could not be sent", now.tx_errors),
             )
-            .mend(format!("ethtool -S {}", link.name)),
+            .fix(format!("ethtool -S {}", link.name)),
         );
     }
 }
 
-/// Checks frames that the daemon's socket had no room for.
+/// Checks for frames for which the daemon's socket had no room.
 fn drops(facts: &Facts, state: &State, name: &str, findings: &mut Vec<Finding>) {
     let dropped = state.counter(name, "socket_rx_dropped");
     if dropped == 0 {
@@ -203,7 +211,7 @@ fn drops(facts: &Facts, state: &State, name: &str, findings: &mut Vec<Finding>) 
     let process = facts.daemon.process.as_ref();
     let may_force = process.is_some_and(|p| p.capabilities & (1 << NET_ADMIN) != 0);
     let small = facts.host.rmem_max.is_some_and(|max| max < BUFFER) && !may_force;
-    let mend = if small {
+    let fix = if small {
         "sysctl -w net.core.rmem_max=16777216 net.core.wmem_max=16777216; restart the daemon"
     } else {
         "give the daemon a core of its own: [idle] core and spin in esp-daemon.toml"
@@ -214,7 +222,7 @@ fn drops(facts: &Facts, state: &State, name: &str, findings: &mut Vec<Finding>) 
             "link.dropped",
             format!("{dropped} frames were dropped because the daemon's socket was full"),
         )
-        .mend(mend),
+        .fix(fix),
     );
 }
 
@@ -227,11 +235,11 @@ fn counters(state: &State, name: &str, findings: &mut Vec<Finding>) {
             Finding::error(
                 "link.duplicate",
                 format!(
-                    "{echo} frames with this node's own address came from the wire: another node \
-                     has it, or the segment has a loop"
+                    "{echo} frames with this node's own address arrived from the wire: another \
+                     node has it, or the segment has a loop"
                 ),
             )
-            .mend(format!(
+            .fix(format!(
                 "ip link show {name}; set another address there, or look for a loop"
             )),
         );
@@ -243,7 +251,7 @@ fn counters(state: &State, name: &str, findings: &mut Vec<Finding>) {
                 "link.long",
                 format!("{long} frames were longer than this node's MTU: a peer has a larger one"),
             )
-            .mend("esp doctor --all shows the MTU of each node"),
+            .fix("esp doctor --all shows the MTU of each node"),
         );
     }
     let version = count("rx_drop_version");
@@ -251,9 +259,9 @@ fn counters(state: &State, name: &str, findings: &mut Vec<Finding>) {
         findings.push(
             Finding::warning(
                 "link.version",
-                format!("{version} connection requests were of another version of ESP"),
+                format!("{version} connection requests had another version of ESP"),
             )
-            .mend("install one version on all nodes; esp doctor --all shows them"),
+            .fix("install one version on all nodes; esp doctor --all shows them"),
         );
     }
     let damaged = count("checksum_drop_damaged") + count("checksum_drop_setup_damaged");
@@ -262,11 +270,11 @@ fn counters(state: &State, name: &str, findings: &mut Vec<Finding>) {
             Finding::warning(
                 "link.checksum",
                 format!(
-                    "{damaged} packets were damaged on the way, and the check sequence of Ethernet \
+                    "{damaged} packets were damaged in transit, and the check sequence of Ethernet \
                      did not show it; their checksum did"
                 ),
             )
-            .mend("replace the switch, adapter or memory common to the nodes that report this"),
+            .fix("replace the switch, adapter or memory common to the nodes that report this"),
         );
     }
     let given_up = count("link_tx_given_up") + count("link_tx_rejected");
@@ -277,7 +285,7 @@ fn counters(state: &State, name: &str, findings: &mut Vec<Finding>) {
                 "link.refused",
                 format!("{given_up} frames were refused by the device"),
             )
-            .mend(format!(
+            .fix(format!(
                 "ip -s link show {name}; tc -s qdisc show dev {name}"
             )),
         );
@@ -285,14 +293,14 @@ fn counters(state: &State, name: &str, findings: &mut Vec<Finding>) {
     storm(state, name, findings);
 }
 
-/// Checks the rate of frames that are of no use to this node.
+/// Checks the rate of frames that this node drops.
 fn storm(state: &State, name: &str, findings: &mut Vec<Finding>) {
-    let useless = |counter: &&(String, String)| {
+    let dropped = |counter: &&(String, String)| {
         let (interface, counter) = *counter;
         interface == name && (counter.starts_with("rx_drop_") || counter == "link_rx_foreign")
     };
     let rise = |(_, counter): &(String, String)| state.rise(name, counter);
-    let rise: u64 = state.later.keys().filter(useless).map(rise).sum();
+    let rise: u64 = state.later.keys().filter(dropped).map(rise).sum();
     let seconds = state.between.as_secs_f64();
     if seconds <= 0.0 || rise as f64 / seconds < STORM {
         return;
@@ -301,10 +309,10 @@ fn storm(state: &State, name: &str, findings: &mut Vec<Finding>) {
     findings.push(
         Finding::warning(
             "link.storm",
-            format!("{rate:.0} frames per second arrive that this node has to drop"),
+            format!("this node has to drop {rate:.0} of the frames that arrive per second"),
         )
-        .mend(format!(
-            "esp dump -i {name} shows them; espstat --counters the reasons"
+        .fix(format!(
+            "esp dump -i {name} shows the frames, espstat --counters the reasons"
         )),
     );
 }

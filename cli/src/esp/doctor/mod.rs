@@ -1,7 +1,7 @@
-//! `esp doctor`: what is wrong on this node and on the ways to its peers, and how to mend it.
+//! `esp doctor`: reports problems of this node and of the paths to its peers, and how to fix them.
 //!
-//! `gather` reads `facts` from the daemon, the kernel and the peers. A check is a function of
-//! these facts that adds findings; there is a module for each group. `paths` says how each peer
+//! `gather` reads `facts` from the daemon, the kernel and the peers. A check is a function of these
+//! facts that adds findings; there is a module for each group. `paths` determines how each peer
 //! would be reached, and `report` prints.
 
 mod daemon;
@@ -20,7 +20,7 @@ mod tests;
 
 pub(super) use flags::Flags;
 
-use crate::out::{self, Doing, Failure, Verdict};
+use crate::out::{self, Context, Failure, Verdict};
 use crate::signal::Interrupt;
 use facts::Facts;
 use finding::{Finding, Level};

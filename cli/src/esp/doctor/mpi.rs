@@ -3,14 +3,14 @@
 use super::facts::{Facts, OpenMpi};
 use super::finding::Finding;
 
-/// Checks that the component is of the installed Open MPI.
+/// Checks that the component is for the installed Open MPI.
 pub(super) fn check(facts: &Facts, findings: &mut Vec<Finding>) {
     let (open_mpi, components) = (&facts.mpi.open_mpi, &facts.mpi.components);
     let Some(open_mpi) = open_mpi else {
         if let Some(file) = components.first() {
             findings.push(Finding::note(
                 "mpi.none",
-                format!("there is {}, but no ompi_info in the path", file.display()),
+                format!("there is {}, but no ompi_info in PATH", file.display()),
             ));
         }
         return;
@@ -25,7 +25,7 @@ fn component(open_mpi: &OpenMpi, is_installed: bool) -> Finding {
             "mpi.dlopen",
             format!("Open MPI {version} was built without dlopen and loads no components"),
         )
-        .mend("cargo xtask install-libfabric: the provider serves this Open MPI");
+        .fix("cargo xtask install-libfabric: the provider serves this Open MPI");
     }
     match &open_mpi.component {
         Some(built) if series(built) == series(version) => Finding::ok(
@@ -36,21 +36,21 @@ fn component(open_mpi: &OpenMpi, is_installed: bool) -> Finding {
             "mpi.component",
             format!("the component is for Open MPI {built}; {version} ignores it"),
         )
-        .mend("cargo xtask install-ompi"),
+        .fix("cargo xtask install-ompi"),
         None if is_installed => Finding::error(
             "mpi.component",
-            format!("Open MPI {version} does not load the component that is installed"),
+            format!("Open MPI {version} does not load the installed component"),
         )
-        .mend("ompi_info --param btl esp --level 9; cargo xtask install-ompi"),
+        .fix("ompi_info --param btl esp --level 9; cargo xtask install-ompi"),
         None => Finding::note(
             "mpi.component",
             format!("Open MPI {version} has no component for ESP"),
         )
-        .mend("cargo xtask install-ompi"),
+        .fix("cargo xtask install-ompi"),
     }
 }
 
-/// Returns the release series of a version, such as `4.1` of `4.1.4`.
+/// Returns the release series of a version, such as `4.1` for `4.1.4`.
 fn series(version: &str) -> Option<(u32, u32)> {
     let mut parts = version.split(|c: char| !c.is_ascii_digit());
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))

@@ -1,4 +1,4 @@
-//! How each peer would be reached, and why.
+//! Determines how each peer would be reached, and why.
 
 use serde::Serialize;
 
@@ -60,11 +60,11 @@ fn of_peer(facts: &Facts, peer: &Peer) -> Vec<Choice> {
         }
         (Some(raw), Some(udp)) => {
             let short = if lease {
-                (raw, path, "a lease has the least latency".to_owned())
+                (raw, path, "a lease has the lowest latency".to_owned())
             } else {
-                (udp, "udp", "without a lease UDP is faster".to_owned())
+                (udp, "udp", "without a lease, UDP is faster".to_owned())
             };
-            let long = (udp, "udp", "the kernel cuts long messages".to_owned());
+            let long = (udp, "udp", "the kernel segments long messages".to_owned());
             (fastest(raw), short, long)
         }
     };
@@ -75,7 +75,7 @@ fn of_peer(facts: &Facts, peer: &Peer) -> Vec<Choice> {
     ]
 }
 
-/// Returns why streams take the fastest way.
+/// Returns the reason why streams take the fastest path.
 fn reason(peer: &Peer) -> String {
     let answering: Vec<_> = peer
         .raw()

@@ -1,11 +1,11 @@
-//! Checks of the way to each peer, and of what distinguishes the nodes.
+//! Checks of the paths to each peer, and of names and addresses that must be unique.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::facts::{Facts, Network, Node, Peer, Route};
 use super::finding::Finding;
 
-/// Bytes behind the EtherType that are not payload.
+/// Number of bytes after the EtherType that are not payload.
 const HEADER: usize = 11;
 /// Version of the set-up protocol that this program speaks.
 const VERSION: u8 = esp_proto::wire::VERSION;
@@ -21,7 +21,7 @@ pub(super) fn check(facts: &Facts, findings: &mut Vec<Finding>) {
     if network.all && network.peers.is_empty() && network.interrupted == 0 {
         findings.push(
             Finding::warning("segment.alone", "no other node answers a broadcast")
-                .mend("start esp-daemon on the others; check the switch's VLAN of each port"),
+                .fix("start esp-daemon on the others; check the VLAN of each switch port"),
         );
     }
     for peer in &network.peers {
@@ -31,7 +31,7 @@ pub(super) fn check(facts: &Facts, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Says which nodes were not asked.
+/// Reports how many nodes were not probed.
 fn not_asked(network: &Network, findings: &mut Vec<Finding>) {
     let Network {
         left_out,
@@ -41,26 +41,26 @@ fn not_asked(network: &Network, findings: &mut Vec<Finding>) {
     if *left_out > 0 {
         findings.push(Finding::note(
             "segment.many",
-            format!("{left_out} more nodes answered the broadcast and were not asked"),
+            format!("{left_out} more nodes answered the broadcast but were not asked"),
         ));
     }
     if *interrupted > 0 {
         findings.push(
             Finding::warning(
                 "segment.interrupted",
-                format!("a signal came before {interrupted} nodes were asked"),
+                format!("{interrupted} nodes were not asked because of a signal"),
             )
-            .mend("let doctor end by itself, or name some nodes with --peer"),
+            .fix("let doctor finish, or name some nodes with --peer"),
         );
     }
 }
 
-/// Returns all nodes that are known, this one included.
+/// Returns all known nodes, including this one.
 fn nodes(network: &Network) -> impl Iterator<Item = &Node> {
     network.own.iter().chain(&network.heard)
 }
 
-/// Checks that no two nodes have one name.
+/// Checks that all nodes have different names.
 fn names(network: &Network, findings: &mut Vec<Finding>) {
     let mut daemons: BTreeMap<&str, BTreeMap<u64, String>> = BTreeMap::new();
     for node in nodes(network).filter(|node| !node.info.name.is_empty()) {
@@ -75,7 +75,7 @@ fn names(network: &Network, findings: &mut Vec<Finding>) {
         }
         let addresses: BTreeSet<_> = daemons.into_values().collect();
         if addresses.len() < 2 {
-            continue; // one address: see `addresses`
+            continue; // one address, see `addresses`
         }
         let list = addresses.into_iter().collect::<Vec<_>>().join(", ");
         findings.push(
@@ -83,12 +83,12 @@ fn names(network: &Network, findings: &mut Vec<Finding>) {
                 "segment.name",
                 format!("several nodes have the name {name}: {list}"),
             )
-            .mend("node_name = \"…\" in esp-daemon.toml of one, or hostnamectl hostname"),
+            .fix("node_name = \"…\" in esp-daemon.toml of one, or hostnamectl hostname"),
         );
     }
 }
 
-/// Checks that no two nodes have one address.
+/// Checks that all nodes on a segment have different addresses.
 fn addresses(network: &Network, findings: &mut Vec<Finding>) {
     let mut daemons: BTreeMap<(&str, String), BTreeMap<u64, &str>> = BTreeMap::new();
     for node in nodes(network) {
@@ -107,7 +107,7 @@ fn addresses(network: &Network, findings: &mut Vec<Finding>) {
                 "segment.address",
                 format!("several nodes on {interface} have the address {addr}: {names}"),
             )
-            .mend("ip link set IF address … on one of them, then restart its daemon"),
+            .fix("ip link set IF address … on one of them, then restart its daemon"),
         );
     }
 }
@@ -115,17 +115,17 @@ fn addresses(network: &Network, findings: &mut Vec<Finding>) {
 fn peer(network: &Network, peer: &Peer, findings: &mut Vec<Finding>) {
     if let Some(why) = &peer.unknown {
         let list = "esping --discover lists the nodes";
-        let mend = match &peer.meant {
+        let fix = match &peer.meant {
             Some(name) => format!("did you mean {name}? {list}"),
             None => list.to_owned(),
         };
-        findings.push(Finding::error("peer.unknown", why).mend(mend));
+        findings.push(Finding::error("peer.unknown", why).fix(fix));
         return;
     }
     if peer.routes.is_empty() {
         findings.push(Finding::note(
             "peer.untried",
-            "it was not asked: no daemon of this node answers, or none of its interfaces is up",
+            "it was not asked: this node's daemon does not answer, or none of its interfaces is up",
         ));
         return;
     }
@@ -149,11 +149,11 @@ fn version(network: &Network, peer: &Peer, findings: &mut Vec<Finding>) {
             Finding::error(
                 "peer.version",
                 format!(
-                    "it speaks set-up version {}, this node {VERSION}: no stream connects",
+                    "it speaks set-up version {}, this node {VERSION}: streams cannot connect",
                     node.info.version
                 ),
             )
-            .mend("install one version on both"),
+            .fix("install one version on both"),
         );
     }
 }
@@ -188,7 +188,7 @@ fn reached(network: &Network, peer: &Peer, findings: &mut Vec<Finding>) {
                     "peer.raw",
                     format!("raw Ethernet does not reach it over {over}, but UDP does"),
                 )
-                .mend("put both into one VLAN; let EtherTypes 0x88b5 and 0x88b6 pass"),
+                .fix("put both into one VLAN; let EtherTypes 0x88b5 and 0x88b6 pass"),
             );
         }
     }
@@ -205,7 +205,7 @@ fn reached(network: &Network, peer: &Peer, findings: &mut Vec<Finding>) {
                     route.addr
                 ),
             )
-            .mend("open UDP port 2805 in the firewalls of both; set udp in its esp-daemon.toml"),
+            .fix("open UDP port 2805 in the firewalls of both; set udp in its esp-daemon.toml"),
         ),
         _ => {}
     }
@@ -214,13 +214,13 @@ fn reached(network: &Network, peer: &Peer, findings: &mut Vec<Finding>) {
 fn silent(peer: &Peer, over: &str) -> Finding {
     let failure = peer.routes.iter().find_map(|route| route.failure.as_ref());
     let failure = failure.map_or_else(String::new, |failure| format!(" ({failure})"));
-    let ways = match (over, peer.udp()) {
+    let over = match (over, peer.udp()) {
         ("", _) => "in UDP".to_owned(),
         (over, None) => format!("over {over}"),
         (over, Some(_)) => format!("over {over}, nor in UDP"),
     };
-    Finding::error("peer.silent", format!("it does not answer {ways}{failure}"))
-        .mend("run esp doctor there; check cable, switch port and VLAN")
+    Finding::error("peer.silent", format!("it does not answer {over}{failure}"))
+        .fix("run esp doctor there; check cable, switch port and VLAN")
 }
 
 fn filtered(check: &'static str, what: &str, ethertype: &str) -> Finding {
@@ -228,23 +228,23 @@ fn filtered(check: &'static str, what: &str, ethertype: &str) -> Finding {
         check,
         format!("{what} do not pass: EtherType {ethertype} is filtered"),
     )
-    .mend("let it pass at the switch, and on both nodes: nft list ruleset")
+    .fix("allow it at the switch and on both nodes (nft list ruleset)")
 }
 
-/// Checks losses and payloads of a way that answers.
+/// Checks losses and payloads of a path that answers.
 fn quality(route: &Route, findings: &mut Vec<Finding>) {
-    let way = &route.interface;
+    let interface = &route.interface;
     if route.received < route.sent {
         findings.push(
             Finding::warning(
                 "peer.loss",
                 format!(
-                    "{} of {} echoes over {way} were not answered",
+                    "{} of {} echoes over {interface} were not answered",
                     route.sent - route.received,
                     route.sent
                 ),
             )
-            .mend("esping -c 1000 -i 0.001 NODE; ethtool -S on both ends and the switch"),
+            .fix("esping -c 1000 -i 0.001 NODE; ethtool -S on both ends and the switch"),
         );
     }
     if route.addr.is_udp() {
@@ -257,9 +257,11 @@ fn quality(route: &Route, findings: &mut Vec<Finding>) {
         findings.push(
             Finding::warning(
                 "peer.mtu",
-                format!("{way} has MTU {own}, the peer {peer}: packets have the smaller size"),
+                format!(
+                    "{interface} has MTU {own}, the peer {peer}: packets have the smaller size"
+                ),
             )
-            .mend(format!("ip link set IF mtu {} on both", own.max(peer))),
+            .fix(format!("ip link set IF mtu {} on both", own.max(peer))),
         );
     }
     let ends = route
@@ -269,9 +271,12 @@ fn quality(route: &Route, findings: &mut Vec<Finding>) {
         findings.push(
             Finding::warning(
                 "peer.path",
-                format!("over {way} payloads of {payload} bytes pass, the ends have {ends}"),
+                format!(
+                    "payloads of up to {payload} bytes pass over {interface}, but the ends \
+                     support {ends}"
+                ),
             )
-            .mend(format!(
+            .fix(format!(
                 "set MTU {} or more at the switch, or {} on all nodes",
                 ends + HEADER,
                 payload + HEADER

@@ -10,7 +10,7 @@ use super::finding::{Finding, Level};
 use super::paths::Choice;
 use crate::table;
 
-/// Columns of text that a line has at most.
+/// Maximum number of columns of a line.
 const COLUMNS: usize = 80;
 /// Columns before the text: two spaces, the level, two spaces.
 const INDENT: usize = 11;
@@ -42,7 +42,7 @@ pub(super) fn count(findings: &[Finding], level: Level) -> usize {
     findings.iter().filter(|f| f.level == level).count()
 }
 
-/// Formats everything as text. Styles are applied only where `colours` says so.
+/// Formats all results as text, with styles if `colours`.
 pub(super) fn text(
     facts: &Facts,
     findings: &[Finding],
@@ -62,7 +62,7 @@ pub(super) fn text(
         push(&mut text, finding, colours);
     }
     if !quiet {
-        text.push_str(&ways(choices));
+        text.push_str(&choice_lines(choices));
         text.push_str(&matrix(facts));
     }
     let counts = [
@@ -84,7 +84,7 @@ fn style(level: Level) -> Style {
     }
 }
 
-/// Adds a finding: its text in lines of at most [`COLUMNS`], and its mend.
+/// Adds a finding: its text in lines of at most [`COLUMNS`], and its fix.
 fn push(text: &mut String, finding: &Finding, colours: bool) {
     let style = style(finding.level).force_styling(colours);
     let level = style.apply_to(format!("{:<7}", finding.level.word()));
@@ -94,15 +94,15 @@ fn push(text: &mut String, finding: &Finding, colours: bool) {
     for line in lines {
         let _ = writeln!(text, "{:INDENT$}{line}", "");
     }
-    if let Some(mend) = &finding.mend {
-        for (number, line) in wrap(mend, COLUMNS - INDENT - 2).iter().enumerate() {
+    if let Some(fix) = &finding.fix {
+        for (number, line) in wrap(fix, COLUMNS - INDENT - 2).iter().enumerate() {
             let mark = if number == 0 { "→ " } else { "  " };
             let _ = writeln!(text, "{:INDENT$}{mark}{line}", "");
         }
     }
 }
 
-/// Breaks a text between words. A word that is longer than a line has a line of its own.
+/// Wraps a text between words. A word that is longer than a line gets a line of its own.
 fn wrap(text: &str, columns: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {
@@ -120,7 +120,7 @@ fn wrap(text: &str, columns: usize) -> Vec<String> {
 }
 
 /// Formats the choices for each peer.
-fn ways(choices: &[Choice]) -> String {
+fn choice_lines(choices: &[Choice]) -> String {
     if choices.is_empty() {
         return String::new();
     }
@@ -132,8 +132,8 @@ fn ways(choices: &[Choice]) -> String {
             let _ = writeln!(text, "  {peer}");
         }
         let figures = figures(choice.rtt_us, choice.payload);
-        let way = format!("{} by {}", choice.interface, choice.path);
-        let _ = writeln!(text, "    {:<14}  {way}, {figures}", choice.traffic);
+        let path = format!("{} by {}", choice.interface, choice.path);
+        let _ = writeln!(text, "    {:<14}  {path}, {figures}", choice.traffic);
         let _ = writeln!(text, "    {:<14}  ({})", "", choice.why);
     }
     text
@@ -145,7 +145,7 @@ fn figures(rtt_us: Option<f64>, payload: Option<usize>) -> String {
     format!("{rtt}, payload {payload}")
 }
 
-/// Formats the ways to several peers as a table of round trips and largest payloads.
+/// Formats the paths to several peers as a table of round-trip times and maximum payloads.
 fn matrix(facts: &Facts) -> String {
     let Some(network) = facts.network.as_ref().filter(|network| network.all) else {
         return String::new();
@@ -185,7 +185,7 @@ fn matrix(facts: &Facts) -> String {
     )
 }
 
-/// Returns the column of the matrix in which a way is shown.
+/// Returns the column of the matrix that shows a path.
 fn column(route: &Route) -> &str {
     if route.addr.is_udp() {
         "udp"
@@ -194,7 +194,7 @@ fn column(route: &Route) -> &str {
     }
 }
 
-/// Formats everything as JSON lines.
+/// Formats all results as JSON lines.
 pub(super) fn json(
     facts: &Facts,
     findings: &[Finding],

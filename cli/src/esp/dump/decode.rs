@@ -1,4 +1,4 @@
-//! The packets of a captured frame. Everything here is untrusted.
+//! Decodes the packets of a captured frame, which is untrusted.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -30,9 +30,9 @@ pub(super) enum Protocol {
 pub(super) struct Link {
     pub(super) src: MacAddr,
     pub(super) dst: MacAddr,
-    /// Id of the VLAN tag.
+    /// ID in the VLAN tag.
     pub(super) vlan: Option<u16>,
-    /// EtherType behind the tag.
+    /// EtherType after the tag.
     pub(super) ethertype: u16,
 }
 
@@ -42,9 +42,9 @@ pub(super) struct Packet<'a> {
     pub(super) protocol: Protocol,
     pub(super) src: NodeAddr,
     pub(super) dst: NodeAddr,
-    /// All bytes from the packet type on.
+    /// All bytes, starting at the packet type.
     pub(super) bytes: &'a [u8],
-    /// None if the packet ends within it.
+    /// `None` if the packet ends within it.
     pub(super) header: Option<Header>,
     pub(super) content: Result<Content<'a>, Problem>,
 }
@@ -59,14 +59,14 @@ pub(super) enum Content<'a> {
     Stream(EspFrame<'a>),
     Info(InfoReply<'a>),
     Datagram(EdpFrame<'a>),
-    /// Packet with protection; its content is not decrypted.
+    /// A protected packet, whose content is not decrypted.
     Protected(Protected),
 }
 
 /// Reason why a packet has no [`Content`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Problem {
-    /// The capture has not all of its bytes.
+    /// The capture lacks some of its bytes.
     Cut,
     Malformed(WireError),
 }
@@ -80,15 +80,15 @@ impl Types {
         }
     }
 
-    /// Returns the protocol of the packet that these bytes begin with.
+    /// Returns the protocol of the packet at the beginning of these bytes.
     fn of(self, bytes: &[u8]) -> Option<Protocol> {
         self.protocol(u16::from_be_bytes(*bytes.first_chunk()?))
     }
 }
 
-/// Returns the Ethernet header and the packets of a frame: none if it is of another protocol, one
-/// over raw Ethernet, and several in UDP where the kernel joins datagrams. `len` is the length of
-/// the frame before it was cut for the capture.
+/// Returns the Ethernet header and the packets of a frame: none if it has another protocol, one
+/// over raw Ethernet, and possibly several in UDP, because the kernel joins datagrams. `len` is the
+/// length of the frame before it was cut for the capture.
 pub(super) fn decode(frame: &[u8], len: usize, types: Types) -> Option<(Link, Vec<Packet<'_>>)> {
     let ethernet = parse_ethernet(frame)?;
     let ethertype = u16::from_be_bytes(*ethernet.body.first_chunk()?);
@@ -109,9 +109,9 @@ pub(super) fn decode(frame: &[u8], len: usize, types: Types) -> Option<(Link, Ve
     (!packets.is_empty()).then_some((link, packets))
 }
 
-/// Returns the packets in an IP packet. The kernel cuts a segmented datagram late, so a capture may
-/// see it whole: then each packet but the last is as long as its fields, and at least
-/// [`MIN_PACKET`].
+/// Returns the packets in an IP packet. With segmentation offload, the kernel splits a datagram
+/// late, so a capture may see it whole. Then the length of each packet except the last follows from
+/// its fields, and is at least [`MIN_PACKET`].
 fn decode_ip(ethertype: EtherType, bytes: &[u8], cut: bool, types: Types) -> Vec<Packet<'_>> {
     let mut packets = Vec::new();
     let sliced = LaxSlicedPacket::from_ether_type(ethertype, bytes);
@@ -137,20 +137,20 @@ fn decode_ip(ethertype: EtherType, bytes: &[u8], cut: bool, types: Types) -> Vec
     );
     let mut rest = udp.payload();
     while let Some(protocol) = types.of(rest) {
-        let (packet, behind) = match rest.split_at_checked(length(protocol, rest)) {
-            Some((packet, behind)) if behind.len() >= MIN_PACKET && types.of(behind).is_some() => {
-                (packet, behind)
+        let (packet, after) = match rest.split_at_checked(length(protocol, rest)) {
+            Some((packet, after)) if after.len() >= MIN_PACKET && types.of(after).is_some() => {
+                (packet, after)
             }
             _ => (rest, &[][..]),
         };
-        packets.push(parse(protocol, ends, packet, cut && behind.is_empty()));
-        rest = behind;
+        packets.push(parse(protocol, ends, packet, cut && after.is_empty()));
+        rest = after;
     }
     packets
 }
 
-/// Returns the length of the packet at the front, without padding beyond the least length. (The
-/// length of an encrypted extension is unknown, so what follows such a packet stays unread.)
+/// Returns the length of the first packet, without padding beyond the minimum length. (The length
+/// of an encrypted extension is unknown, so packets after such a packet are not decoded.)
 fn length(protocol: Protocol, bytes: &[u8]) -> usize {
     let Ok((header, rest)) = Header::parse(bytes) else {
         return bytes.len();
@@ -191,7 +191,7 @@ fn parse(
         dst,
         bytes,
         header,
-        // Bytes that the capture lacks are no fault of the packet.
+        // A packet is not malformed because the capture lacks some of its bytes.
         content: content.map_err(|error| match cut {
             true => Problem::Cut,
             false => Problem::Malformed(error),
@@ -226,7 +226,7 @@ fn content<'a>(
 }
 
 impl<'a> Content<'a> {
-    /// Returns the frame of a stream.
+    /// Returns the frame if it belongs to a stream.
     pub(super) fn stream(&self) -> Option<&EspFrame<'a>> {
         match self {
             Content::SetUp(frame, _)
@@ -238,13 +238,13 @@ impl<'a> Content<'a> {
     }
 }
 
-/// Explains why a receiver would drop a packet.
+/// Returns the reason why a receiver would drop a packet.
 pub(super) fn explain(error: WireError) -> &'static str {
     match error {
         WireError::Runt => "it ends within the header (W-02)",
         WireError::Length => "its data length is beyond its end (W-03)",
         WireError::ReservedFlag => "a reserved flag is set (W-05)",
-        WireError::FlagCombination => "no valid combination of flags (W-11)",
+        WireError::FlagCombination => "an invalid combination of flags (W-11)",
         WireError::FinLength => "a FIN with data (W-13)",
         WireError::PortZero => "port 0 (W-15)",
         WireError::Extension => "the extension (W-43)",

@@ -7,7 +7,7 @@ use esp_client::{MacAddr, NodeAddr, resolve};
 use super::decode::{Packet, Protocol};
 use crate::out::Failure;
 
-/// Conditions that all have to hold.
+/// Conditions, all of which must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Filter(Vec<Condition>);
 
@@ -24,14 +24,14 @@ enum Condition {
 impl Filter {
     /// Parses the words of the command line.
     pub(super) fn parse(words: &[String]) -> Result<Filter, Failure> {
-        // A filter in quotes is one word for the shell.
+        // A quoted filter is a single word for the shell.
         let mut words = words.iter().flat_map(|word| word.split_whitespace());
         let mut conditions = Vec::new();
         while let Some(word) = words.next() {
             let mut argument = |what: &str| {
-                words.next().ok_or_else(|| {
-                    Failure::new(format!("filter: {what} is missing behind `{word}`"))
-                })
+                words
+                    .next()
+                    .ok_or_else(|| Failure::new(format!("filter: `{word}` needs {what}")))
             };
             conditions.push(match word {
                 "and" if !conditions.is_empty() => continue,
@@ -152,10 +152,10 @@ mod tests {
     #[test]
     fn errors_say_what_to_write() {
         for (text, part) in [
-            ("port", "a number is missing"),
+            ("port", "`port` needs a number"),
             ("port x", "invalid port"),
             ("port 70000", "invalid port"),
-            ("host", "missing"),
+            ("host", "`host` needs a name"),
             ("tcp", "unknown word `tcp`"),
             ("and", "unknown word `and`"),
             ("host no-such-node-anywhere", "no-such-node-anywhere"),

@@ -4,13 +4,13 @@ use std::path::PathBuf;
 
 use super::decode::Types;
 
-/// Show ESP and EDP packets of an interface or a capture file, as tcpdump(8) shows those of IP
+/// Show ESP and EDP packets of an interface or a capture file, like tcpdump(8) for IP
 ///
-/// Flags: S SYN, F FIN, R RST, P probe, A asks for an acknowledgement, `.` ACK; `[SP]` is a move.
+/// Flags: S SYN, F FIN, R RST, P probe, A acknowledgement requested, `.` ACK; `[SP]` is a move.
 /// Sequence numbers are relative to the SYN. Times are UTC, as in the log of esp-daemon.
 ///
 /// Live capture needs CAP_NET_RAW. Frames that this machine sends over raw Ethernet bypass packet
-/// capture: the receiver and the switch see them. ESP in UDP is seen in both directions.
+/// capture; capture them at the receiver or the switch. ESP in UDP is captured in both directions.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct Flags {
     /// Interface to capture
@@ -31,13 +31,13 @@ pub(crate) struct Flags {
     /// Show the Ethernet header
     #[arg(short)]
     pub(super) ethernet: bool,
-    /// No times; -tt: seconds since 1970; -ttt: seconds since the packet before
+    /// Show no times; -tt: seconds since 1970; -ttt: seconds since the previous packet
     #[arg(short, action = clap::ArgAction::Count)]
     pub(super) times: u8,
     /// Show all fields (-vv is the same)
     #[arg(short, action = clap::ArgAction::Count)]
     pub(super) verbose: u8,
-    /// Show the bytes of the packet; -xx: of the frame
+    /// Show the bytes of the packet; -xx: those of the frame
     #[arg(short = 'x', action = clap::ArgAction::Count)]
     pub(super) hex: u8,
     /// EtherType of ESP
@@ -46,7 +46,7 @@ pub(crate) struct Flags {
     /// EtherType of EDP
     #[arg(long, value_name = "TYPE", value_parser = ethertype, default_value = "0x88b6")]
     pub(super) edp_type: u16,
-    /// Conditions that all have to hold: `esp`, `edp`, `host NAME|ADDRESS`, `port NUMBER`
+    /// Conditions, all of which must hold: `esp`, `edp`, `host NAME|ADDRESS`, `port NUMBER`
     #[arg(value_name = "FILTER")]
     pub(super) filter: Vec<String>,
 }

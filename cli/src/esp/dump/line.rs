@@ -1,4 +1,4 @@
-//! One line for a packet, in the way of tcpdump(8).
+//! Formats a packet as one line, in the style of tcpdump(8).
 
 use std::fmt::{self, Display, Write};
 use std::time::Duration;
@@ -15,21 +15,22 @@ use super::decode::{Content, Link, Packet, Problem, Protocol, explain};
 use super::streams::Relative;
 use crate::names::Names;
 
-/// Number of ranges shown of a selective acknowledgement.
+/// Maximum number of ranges shown of a selective acknowledgement.
 const MAX_RANGES: usize = 4;
 
-/// Manner of showing packets.
+/// Format of the lines.
 #[derive(Debug)]
 pub(super) struct Style {
     pub(super) names: Names,
     pub(super) ethernet: bool,
     pub(super) verbose: bool,
-    /// 0: as a clock, 1: none, 2: seconds since 1970, else: since the packet before.
+    /// 0: time of day, 1: none, 2: seconds since 1970, otherwise: seconds since the previous
+    /// packet.
     pub(super) times: u8,
 }
 
 impl Style {
-    /// Returns the beginning of a line: the time, a duration since 1970.
+    /// Returns the beginning of a line: the time, given as a duration since 1970.
     pub(super) fn time(&self, time: Duration, before: Option<Duration>) -> String {
         let since = |time: Duration| format!("{}.{:06} ", time.as_secs(), time.subsec_micros());
         match self.times {
@@ -145,7 +146,7 @@ impl Style {
         numbers: Relative,
     ) -> fmt::Result {
         write!(line, "Flags [{}]", flags(header.flags))?;
-        // A bare acknowledgement has no number of its own, nor have a reset and a move.
+        // A bare acknowledgement, a reset and a move have no number of their own.
         let numbered = !matches!(
             frame.kind,
             FrameType::Ack | FrameType::Rst | FrameType::Move
@@ -173,7 +174,7 @@ impl Style {
     }
 }
 
-/// Letters of the flags of ESP.
+/// Returns the letters of ESP flags.
 fn flags(flags: u8) -> String {
     let letters = [
         (FLAG_SYN, 'S'),
@@ -189,7 +190,7 @@ fn flags(flags: u8) -> String {
     if text.is_empty() { "none".into() } else { text }
 }
 
-/// Writes what a protected packet shows without a key.
+/// Writes the fields of a protected packet that are readable without a key.
 fn protected(line: &mut String, what: &Protected) -> fmt::Result {
     match *what {
         Protected::SetUp { step, suite, key } => {
@@ -227,7 +228,8 @@ fn name(secure::KeyId(id): secure::KeyId) -> String {
     format!("{:08x}", u32::from_be_bytes(id))
 }
 
-/// Appends the fields of the header that a line has not, without the closing bracket.
+/// Appends the fields of the header that the line does not contain yet, without the closing
+/// bracket.
 fn numbers_of(line: &mut String, header: &Header) -> fmt::Result {
     write!(
         line,
@@ -251,7 +253,7 @@ fn extension(
     numbers: Relative,
 ) -> fmt::Result {
     if let Some(edge) = ext.credit {
-        // Seen as signed: a forged edge may be below the acknowledged.
+        // Interpreted as signed: a forged edge may be below the acknowledged number.
         write!(line, ", credit {}", edge.ahead_of(frame.ack) as i16)?;
     }
     if let Some(probed) = ext.probed {
@@ -266,7 +268,7 @@ fn extension(
     Ok(())
 }
 
-/// Ranges of the bitmap: bit `k` of byte `j` is number `ack + 1 + 8j + k` (W-42).
+/// Formats the ranges of a bitmap: bit `k` of byte `j` is number `ack + 1 + 8j + k` (W-42).
 fn ranges(bitmap: &[u8], ack: i64) -> String {
     let bits = bitmap
         .iter()
@@ -304,7 +306,7 @@ fn reason(reset: &Reset) -> String {
         ResetReason::TimedOut => "TIMED_OUT".into(),
         ResetReason::Unknown => "UNKNOWN".into(),
         ResetReason::Shutdown => "SHUTDOWN".into(),
-        // W-150; a request, not an end.
+        // W-150: a request to repeat the SYN, not an end.
         ResetReason::Other(Retry::REASON) => "RETRY".into(),
         ResetReason::Other(code) => code.to_string(),
     }
@@ -352,7 +354,7 @@ fn datagram(line: &mut String, header: &Header, content: &Content<'_>) -> fmt::R
     }
 }
 
-/// Port of a query or reply.
+/// Returns the port of a query or reply.
 fn asked(frame: &EdpFrame<'_>) -> u16 {
     frame
         .body
@@ -360,7 +362,7 @@ fn asked(frame: &EdpFrame<'_>) -> u16 {
         .map_or(0, |bytes| u16::from_be_bytes(*bytes))
 }
 
-/// Appends the fields that `-v` adds: all others.
+/// Appends all other fields, for `-v`.
 fn details(
     line: &mut String,
     packet: &Packet<'_>,
@@ -425,7 +427,7 @@ fn set_up(line: &mut String, block: &SetUp<'_>) -> fmt::Result {
     Ok(())
 }
 
-/// Returns lines of hexadecimal numbers, 16 bytes each.
+/// Returns lines of hexadecimal numbers, 16 bytes per line.
 pub(super) fn hex(bytes: &[u8]) -> String {
     let mut text = String::new();
     for (at, row) in bytes.chunks(16).enumerate() {

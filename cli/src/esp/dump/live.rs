@@ -8,13 +8,13 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::decode::Types;
 use super::{Dump, Seen};
-use crate::out::{self, Doing, Failure};
+use crate::out::{self, Context, Failure};
 use crate::signal::Interrupt;
 
-/// Frames between two looks for Ctrl-C.
+/// Number of frames between two checks for Ctrl-C.
 const BURST: usize = 64;
 
-/// Captures until the dump has enough or a signal arrives; returns the kernel's counts.
+/// Captures until the dump has enough packets or a signal arrives; returns the kernel's counts.
 pub(super) fn run(
     name: &str,
     types: Types,
@@ -47,7 +47,7 @@ pub(super) fn run(
     socket.statistics().doing("reading the counts")
 }
 
-/// Receives the next frame that waits.
+/// Receives the next waiting frame.
 fn receive<'a>(socket: &'a mut CaptureSocket, name: &str) -> Result<Option<Seen<'a>>, Failure> {
     match socket.receive() {
         Ok(None) => Ok(None),
@@ -67,12 +67,12 @@ fn receive<'a>(socket: &'a mut CaptureSocket, name: &str) -> Result<Option<Seen<
     }
 }
 
-/// Waits for frames or a signal; returns true if the reader of the output has gone.
+/// Waits for frames or a signal; returns true if the reader of the output is gone.
 fn wait(socket: &CaptureSocket, interrupt: &Interrupt) -> Result<bool, Failure> {
     let stdout = io::stdout();
     let mut fds = vec![
         PollFd::new(socket.as_fd(), PollFlags::POLLIN),
-        // Errors are reported without being asked for.
+        // Errors are reported without being requested.
         PollFd::new(stdout.as_fd(), PollFlags::empty()),
     ];
     fds.extend(

@@ -1,4 +1,4 @@
-//! `esp dump`: shows packets of ESP and EDP, as tcpdump(8) shows those of IP.
+//! `esp dump`: shows packets of ESP and EDP, like tcpdump(8) for IP.
 //!
 //! Frames come from `live` or `read`; `decode` finds the packets in them, `filter` selects,
 //! `streams` makes sequence numbers relative, and `line` prints, or `write` stores the frames.
@@ -21,7 +21,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 pub(super) use flags::Flags;
 
 use crate::names::Names;
-use crate::out::{self, Doing, Failure, Verdict};
+use crate::out::{self, Context, Failure, Verdict};
 use crate::signal::Interrupt;
 use decode::{Packet, Types, decode};
 use filter::Filter;
@@ -32,17 +32,17 @@ use write::CaptureFile;
 /// A frame, live or from a file.
 #[derive(Clone, Copy, Debug)]
 struct Seen<'a> {
-    /// Since 1970.
+    /// Time since 1970.
     time: Duration,
-    /// From the destination address on.
+    /// Bytes, starting at the destination address.
     bytes: &'a [u8],
-    /// Length of the frame, of which `bytes` may be the beginning only.
+    /// Length of the frame, of which `bytes` may be only the beginning.
     len: usize,
-    /// True if this machine sent it, and `None` if that is unknown.
+    /// True if this machine sent it; `None` if unknown.
     outgoing: Option<bool>,
 }
 
-/// Where packets go.
+/// Destination of packets.
 enum Output {
     /// Lines on standard output.
     Lines(BufWriter<io::Stdout>),
@@ -57,7 +57,7 @@ struct Dump {
     hex: u8,
     streams: Streams,
     output: Output,
-    /// Packets or frames to show before the end.
+    /// Remaining number of packets or frames to show.
     left: Option<u64>,
     shown: u64,
     /// Time of the last packet shown.
@@ -98,7 +98,7 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
             })?;
             if skipped > 0 {
                 out::note(format_args!(
-                    "{skipped} frames are not of Ethernet: left out"
+                    "skipped {skipped} frames that are not Ethernet frames"
                 ));
             }
             None
@@ -118,7 +118,8 @@ fn output(flags: &Flags) -> Result<Output, Failure> {
     let out: Box<dyn Write> = if path.as_os_str() == "-" {
         if io::stdout().is_terminal() {
             return Err(Failure::new(
-                "-w - would write a capture file to the terminal: name a file, or a pipe behind it",
+                "-w - would write a capture file to the terminal: name a file, or pipe the output \
+                 to another program",
             ));
         }
         Box::new(BufWriter::new(io::stdout()))
@@ -143,7 +144,7 @@ fn create(path: &Path, read: Option<&Path>) -> Result<File, Failure> {
 }
 
 impl Dump {
-    /// Shows or stores a frame; breaks when enough were shown.
+    /// Shows or stores a frame; breaks when enough packets were shown.
     fn frame(&mut self, seen: &Seen<'_>) -> Result<ControlFlow<()>, Failure> {
         let Some((link, packets)) = decode(seen.bytes, seen.len, self.types) else {
             return Ok(ControlFlow::Continue(()));
@@ -156,7 +157,7 @@ impl Dump {
             return Ok(self.count());
         }
         for packet in &packets {
-            // Also of packets that are not shown, for the numbers of those that are.
+            // Follows packets that are not shown, too, for the relative numbers of the others.
             let numbers = self.streams.follow(packet);
             if !self.filter.accepts(packet) {
                 continue;
@@ -184,7 +185,7 @@ impl Dump {
         writeln!(out, "{time}{line}{bytes}")
     }
 
-    /// Counts what was shown.
+    /// Counts a shown packet or frame.
     fn count(&mut self) -> ControlFlow<()> {
         self.shown += 1;
         match self.left {
@@ -193,7 +194,7 @@ impl Dump {
         }
     }
 
-    /// Writes what is buffered.
+    /// Writes buffered output.
     fn flush(&mut self) -> io::Result<()> {
         match &mut self.output {
             Output::Lines(out) => out.flush(),

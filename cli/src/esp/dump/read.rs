@@ -1,4 +1,4 @@
-//! Capture files: frames read from pcap and pcapng, which are untrusted.
+//! Reads frames from pcap and pcapng files, which are untrusted.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -11,30 +11,30 @@ use pcap_parser::traits::PcapNGPacketBlock;
 use pcap_parser::{Linktype, PcapBlockOwned, PcapError, PcapHeader, create_reader};
 
 use super::Seen;
-use crate::out::{Doing, Failure};
+use crate::out::{Context, Failure};
 
-/// Bytes of the file in memory: no block may be longer.
+/// Length of the buffer, in bytes: no block may be longer.
 const BUFFER_BYTES: usize = 1 << 20;
-/// Number of interfaces of a section that are remembered.
+/// Maximum number of remembered interfaces of a section.
 const MAX_INTERFACES: usize = 4096;
 const NANOS: u128 = 1_000_000_000;
 
-/// Description of the file's frames as far as it was read.
+/// Description of the file's frames, as read so far.
 #[derive(Debug, Default)]
 struct Section {
-    /// pcap: nanoseconds of a unit of the times.
+    /// pcap: time unit, in nanoseconds.
     unit: u32,
     /// pcap: the frames are Ethernet frames.
     ethernet: bool,
-    /// pcapng, by number: units of time in a second, and the time of zero in seconds; `None` for
-    /// those without Ethernet frames or with a resolution that cannot be.
+    /// pcapng, by number: time units per second, and the offset of times in seconds; `None` for
+    /// interfaces without Ethernet frames or with an impossible resolution.
     interfaces: Vec<Option<(u64, i64)>>,
     /// Frames of interfaces that are not Ethernet.
     skipped: u64,
 }
 
-/// Calls `each` for every Ethernet frame of a file until it breaks; returns the number of frames of
-/// other links, which are skipped.
+/// Calls `each` for every Ethernet frame of a file until it breaks; returns the number of skipped
+/// frames, which are not Ethernet frames.
 pub(super) fn frames(
     path: &Path,
     each: impl FnMut(&Seen<'_>) -> Result<ControlFlow<()>, Failure>,
@@ -75,7 +75,7 @@ fn frames_of(
 }
 
 impl Section {
-    /// Takes note of a block; returns the frame that it contains.
+    /// Handles a block; returns the frame that it contains, if any.
     fn block<'a>(&mut self, block: &'a PcapBlockOwned<'a>) -> Option<Seen<'a>> {
         match block {
             PcapBlockOwned::LegacyHeader(header) => {
@@ -158,7 +158,7 @@ fn seen(time: Duration, bytes: &[u8], len: u32) -> Seen<'_> {
     }
 }
 
-/// Returns the direction that the flags of a packet tell, if they do.
+/// Returns whether the packet is outgoing according to its flags, if they contain a direction.
 fn direction(frame: &pcap_parser::EnhancedPacketBlock<'_>) -> Option<bool> {
     let flags = frame.options.iter().find(|option| option.code.0 == 2)?;
     let bytes: [u8; 4] = flags.as_bytes().ok()?.try_into().ok()?;
@@ -174,7 +174,7 @@ fn direction(frame: &pcap_parser::EnhancedPacketBlock<'_>) -> Option<bool> {
     }
 }
 
-/// Converts a time in units of an interface.
+/// Converts a time from the units of an interface.
 fn time(units: u64, resolution: u64, offset: i64) -> Duration {
     let nanos = u128::from(units) * NANOS / u128::from(resolution);
     let seconds = u64::try_from(nanos / NANOS).unwrap_or(u64::MAX);
@@ -184,10 +184,10 @@ fn time(units: u64, resolution: u64, offset: i64) -> Duration {
     )
 }
 
-/// Explains why a file cannot be read further.
+/// Returns an error that explains why the file cannot be read further.
 fn failure(name: &str, error: &PcapError<&[u8]>) -> Failure {
     let why = match error {
-        PcapError::HeaderNotRecognized => "it is no pcap or pcapng file",
+        PcapError::HeaderNotRecognized => "it is not a pcap or pcapng file",
         PcapError::BufferTooSmall => "it has a block of more than 1 MiB",
         PcapError::Eof | PcapError::UnexpectedEof | PcapError::Incomplete(_) => {
             "it ends within a block: the capture was not finished"

@@ -1,4 +1,4 @@
-//! Relative sequence numbers: those of the wire are 16 bits wide and begin anywhere.
+//! Relative sequence numbers: those on the wire have 16 bits and begin with any value.
 
 use std::collections::HashMap;
 
@@ -7,14 +7,14 @@ use esp_proto::{Port, Seq};
 
 use super::decode::{Content, Packet};
 
-/// Number of connections remembered. The oldest half is forgotten when there are more, and their
-/// numbers begin anew.
+/// Maximum number of remembered connections. If there are more, the least recently used half is
+/// forgotten, and its relative numbers restart.
 const MAX_STREAMS: usize = 4096;
 
 /// One end of a connection.
 type End = (NodeAddr, Port);
 
-/// Connections seen.
+/// The connections that were seen.
 #[derive(Debug, Default)]
 pub(super) struct Streams {
     streams: HashMap<(End, End), Stream>,
@@ -24,7 +24,7 @@ pub(super) struct Streams {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Stream {
-    /// From the lower end and from the higher one.
+    /// Directions from the lower end and from the higher one.
     directions: [Option<Direction>; 2],
     last_used: u64,
 }
@@ -32,14 +32,14 @@ struct Stream {
 /// Numbering of a direction.
 #[derive(Clone, Copy, Debug)]
 struct Direction {
-    /// The wire's number of `highest`.
+    /// Number on the wire that corresponds to `highest`.
     raw: u16,
     /// Highest number so far, relative to the SYN.
     highest: i64,
 }
 
-/// Numbers of a packet relative to the SYN of its direction, which has 0. Where the SYN was not
-/// seen, the first number seen is 1.
+/// Numbers of a packet relative to the SYN of its direction, which has 0. If the SYN was not seen,
+/// the first number that is seen is 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Relative {
     pub(super) seq: i64,
@@ -54,7 +54,7 @@ impl Direction {
         }
     }
 
-    /// Returns the relative number, which is the nearest to the highest one.
+    /// Returns the relative number that is nearest to the highest one.
     fn number(&mut self, raw: Seq) -> i64 {
         let ahead = i64::from(raw.0.wrapping_sub(self.raw) as i16);
         let number = self.highest + ahead;
@@ -66,7 +66,7 @@ impl Direction {
 }
 
 impl Streams {
-    /// Returns the relative numbers of a packet of a stream. Ack is 0 where the packet has none.
+    /// Returns the relative numbers of a packet of a stream. `ack` is 0 if the packet has none.
     pub(super) fn follow(&mut self, packet: &Packet<'_>) -> Relative {
         let Some(frame) = packet.content.as_ref().ok().and_then(Content::stream) else {
             return Relative::default();
@@ -92,7 +92,7 @@ impl Streams {
         let has_ack = packet
             .header
             .is_some_and(|header| header.flags & esp_proto::wire::FLAG_ACK != 0);
-        // A reset or a move need not know the numbers.
+        // A reset or a move need not contain valid numbers.
         let numbered = !matches!(packet.content, Ok(Content::Reset(..) | Content::Move(..)));
         let number = |direction: &mut Option<Direction>, raw: Seq| {
             if numbered {
@@ -109,7 +109,7 @@ impl Streams {
         }
     }
 
-    /// Forgets the half that was not used for the longest time.
+    /// Forgets the least recently used half.
     fn forget(&mut self) {
         let mut used: Vec<u64> = self.streams.values().map(|s| s.last_used).collect();
         used.sort_unstable();
@@ -128,7 +128,7 @@ mod tests {
         edp: 0x88b6,
     };
 
-    /// A frame between two stations, the other way with `back`.
+    /// Returns a frame between two stations, in the other direction if `back`.
     fn frame(
         back: bool,
         ports: (u16, u16),
@@ -182,7 +182,7 @@ mod tests {
             let wire = (seq % 65536) as u16;
             assert_eq!(go(false, to, wire, 8, 2, b"x").0, i64::from(seq) + 2);
         }
-        // A connection seen from its middle on.
+        // A connection whose start was not seen.
         assert_eq!(go(false, (1000, 5001), 500, 900, 2, b"x"), (1, 1));
     }
 
@@ -193,7 +193,7 @@ mod tests {
             follow(&mut streams, &frame(false, (port, 5000), 1, 1, 2, b"x"));
             assert!(streams.streams.len() <= MAX_STREAMS);
         }
-        // The last one is known still.
+        // The last one is still known.
         assert_eq!(
             follow(&mut streams, &frame(false, (20_000, 5000), 2, 1, 2, b"x")),
             (2, 1)

@@ -5,7 +5,7 @@ const TYPES: Types = Types {
     edp: 0x88b6,
 };
 
-/// A frame from one station to another, of this packet in hexadecimal.
+/// Returns a frame from one station to the other with this packet, given in hexadecimal.
 fn frame(back: bool, hex: &str) -> Vec<u8> {
     let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1];
     if back {
@@ -29,7 +29,7 @@ fn style(verbose: bool) -> Style {
     }
 }
 
-/// Lines of these frames, without the addresses.
+/// Returns the lines of these frames, with the addresses shortened.
 fn lines(frames: &[Vec<u8>], verbose: bool) -> Vec<String> {
     let (style, mut streams) = (style(verbose), Streams::default());
     let line = |frame: &Vec<u8>| {
@@ -110,7 +110,7 @@ fn each_kind_of_packet_has_its_line() {
     assert!(verbose[9].contains("received 5 bytes and FIN, credit 176"));
 }
 
-/// Bytes of a vector of the wire format, section 15.
+/// Returns the bytes of a vector of the wire format, section 15.
 fn vector(id: &str) -> &'static str {
     let page = include_str!("../../../../docs/wire-format.md");
     let row = page
@@ -128,7 +128,7 @@ fn protected_packets_are_named() {
         frame(false, vector("S-03")),
         frame(false, vector("S-07")),
         frame(false, vector("S-08")),
-        // Too short for a tag, and no session.
+        // One is too short for a tag, the other has no session.
         frame(false, "88b503e8 13880000 12350000 82"),
         frame(false, &vector("S-03").replace("9033fa ca", "0000000002")),
     ];

@@ -1,4 +1,4 @@
-//! Capture files: frames written as pcapng (draft-ietf-opsawg-pcapng), little endian.
+//! Writes frames to a capture file as pcapng (draft-ietf-opsawg-pcapng), little-endian.
 //!
 //! A file is a sequence of blocks: type, length, fields, options, and the length again.
 
@@ -15,7 +15,7 @@ const INTERFACE: u32 = 1;
 const INTERFACE_STATISTICS: u32 = 5;
 const ENHANCED_PACKET: u32 = 6;
 
-/// Number by which a reader recognizes the byte order.
+/// Magic number by which a reader recognizes the byte order.
 const BYTE_ORDER: u32 = 0x1a2b_3c4d;
 const LINKTYPE_ETHERNET: u32 = 1;
 
@@ -41,17 +41,17 @@ pub(super) struct CaptureFile<W: Write> {
 }
 
 impl<W: Write> CaptureFile<W> {
-    /// Begins a file of the frames of an interface, if they have one.
+    /// Begins a file for the frames of an interface, or of an unknown one.
     pub(super) fn begin(out: W, interface: Option<&str>) -> io::Result<CaptureFile<W>> {
         let body = Vec::new();
         let mut file = CaptureFile { out, body };
         file.words(&[BYTE_ORDER]);
-        // Version 1.0, and the length of the section: unknown.
+        // Version 1.0, and an unknown length of the section.
         file.words(&[1, u32::MAX, u32::MAX]);
         let application = concat!("esp dump ", env!("CARGO_PKG_VERSION"));
         file.option(SECTION_APPLICATION, application.as_bytes());
         file.block(SECTION)?;
-        // No limit of the length of frames.
+        // No limit on the length of frames.
         file.words(&[LINKTYPE_ETHERNET, 0]);
         if let Some(name) = interface {
             file.option(INTERFACE_NAME, name.as_bytes());
@@ -73,7 +73,7 @@ impl<W: Write> CaptureFile<W> {
         self.block(ENHANCED_PACKET)
     }
 
-    /// Ends the file with the counts of the kernel, if there are any.
+    /// Ends the file with the kernel's counts, if there are any.
     pub(super) fn end(&mut self, now: Duration, counts: Option<Statistics>) -> io::Result<()> {
         if let Some(counts) = counts {
             let [high, low] = time(now);
@@ -86,7 +86,7 @@ impl<W: Write> CaptureFile<W> {
         self.flush()
     }
 
-    /// Writes what is buffered.
+    /// Writes buffered output.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         self.out.flush()
     }
@@ -96,7 +96,7 @@ impl<W: Write> CaptureFile<W> {
             .extend(words.iter().flat_map(|word| word.to_le_bytes()));
     }
 
-    /// Adds bytes, and zeros up to a multiple of four.
+    /// Adds bytes, padded with zeros to a multiple of four.
     fn padded(&mut self, bytes: &[u8]) {
         self.body.extend(bytes);
         self.body.resize(self.body.len().next_multiple_of(4), 0);
@@ -120,7 +120,7 @@ impl<W: Write> CaptureFile<W> {
     }
 }
 
-/// Returns the two halves of a time in nanoseconds since 1970, which last until 2554.
+/// Returns the two halves of a time in nanoseconds since 1970, which overflows in 2554.
 fn time(time: Duration) -> [u32; 2] {
     let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     [(nanos >> 32) as u32, nanos as u32]

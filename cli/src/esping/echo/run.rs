@@ -7,9 +7,9 @@ use super::{Echo, nanos};
 use crate::esping::flags::Target;
 use crate::esping::report::{Outstanding, Reply, Report, Summary};
 use crate::esping::wire::Wire;
-use crate::out::{Doing, Failure};
+use crate::out::{Context, Failure};
 
-/// Number of requests remembered, to recognize late and duplicate answers.
+/// Maximum number of remembered requests, by which late and duplicate answers are recognized.
 const REMEMBERED: usize = 1 << 16;
 /// Length of the request number at the start of the body, in bytes.
 const TAG: usize = 8;
@@ -18,9 +18,9 @@ const TAG: usize = 8;
 pub(super) struct Run<'a> {
     pub(super) target: &'a Target,
     echo: &'a Echo,
-    /// Requests by number: time, and true if answered.
+    /// Requests by number: their time, and whether they were answered.
     asked: BTreeMap<u64, (u64, bool)>,
-    /// Number of the next request, from 1.
+    /// Number of the next request, starting at 1.
     next: u64,
     /// Time of the next request.
     due: u64,
@@ -29,7 +29,7 @@ pub(super) struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// Begins at this time.
+    /// Creates a run that begins at this time.
     pub(super) fn new(target: &'a Target, echo: &'a Echo, start: u64) -> Run<'a> {
         Run {
             target,
@@ -42,20 +42,20 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Returns true if further requests are to be sent.
+    /// Returns true if further requests have to be sent.
     fn has_more(&self) -> bool {
         self.echo
             .count
             .is_none_or(|count| self.summary.sent < count)
     }
 
-    /// Returns true if a request is to be sent now.
+    /// Returns true if a request has to be sent now.
     pub(super) fn is_due(&self, now: u64) -> bool {
         self.has_more() && now >= self.due
     }
 
-    /// Returns the time until which there is nothing to do but to receive; `None` once all is
-    /// answered, or too late.
+    /// Returns the time until which the run only has to receive; `None` if all requests were
+    /// answered or have timed out.
     pub(super) fn wakes(&self, now: u64) -> Option<u64> {
         if self.has_more() {
             return Some(self.due);
@@ -100,7 +100,7 @@ impl<'a> Run<'a> {
             .max(now.saturating_sub(interval))
     }
 
-    /// Number of requests without an answer.
+    /// Returns the number of requests without an answer.
     fn open(&self) -> u64 {
         self.summary.sent - self.summary.received
     }
@@ -159,7 +159,7 @@ impl<'a> Run<'a> {
             .map(|&(sent, answered)| (number, sent, answered))
     }
 
-    /// Ends the run, which took this long.
+    /// Ends the run, which took this time.
     pub(super) fn finish(mut self, took: u64, interface: &str) -> Summary {
         let lost = self.open() as f64;
         self.summary.loss_percent = if self.summary.sent == 0 {

@@ -174,7 +174,7 @@ fn several_targets_are_asked_in_turn_and_have_a_summary_each() -> Result<(), Fai
         addr: MacAddr([2, 0, 0, 0, 0, 8]).into(),
         interface: None,
     };
-    // The other one answers its first request only.
+    // The other target answers only its first two requests.
     let mut wire = Fake::new(100, |dst, number, body| {
         let is_lost = dst != PEER && number > 2;
         let answer = (50, fake::echo(dst, body.unwrap_or_default()));
@@ -226,8 +226,8 @@ fn adaptive_requests_follow_the_answers() -> Result<(), Failure> {
         after_answer: Some(Duration::from_millis(2)),
     };
     ping(&mut wire, &Echo { pace, ..echo(10) })?;
-    // Eight pauses of 2 ms, one of 20 ms after the lost one, which is waited for at the end; then
-    // 20 ms for other nodes with the address.
+    // Eight pauses of 2 ms, and one of 20 ms after the lost request, whose answer is awaited at the
+    // end; then 20 ms for other nodes with the address.
     let survey = 20_000_000;
     assert_eq!(wire.now, 8 * 2_000_000 + 20_000_000 + 100_000_000 + survey);
     Ok(())

@@ -19,7 +19,7 @@ const HEADER: usize = 16;
 
 /// Received messages.
 struct Inbox {
-    /// Number of messages by kind that were not waited for yet.
+    /// Number of messages of each kind that have arrived and not been waited for yet.
     arrived: [usize; 3],
     /// Body of the last message.
     buffer: Vec<u8>,
@@ -75,7 +75,7 @@ impl<'a> Bare<'a> {
                 count,
                 batch,
             } => self.step(step, size, count, batch.max(1)),
-            _ => Err(format!("a bare transport does not {work}")),
+            _ => Err(format!("a bare transport cannot run `{work}`")),
         }
     }
 
@@ -85,13 +85,13 @@ impl<'a> Bare<'a> {
         loop {
             match self.btl.send(1 - self.rank, &header, &[IoSlice::new(body)]) {
                 Ok(()) => return Ok(()),
-                Err(SendError::Busy) => self.look()?,
+                Err(SendError::Busy) => self.poll()?,
                 Err(e) => return Err(e.to_string()),
             }
         }
     }
 
-    fn look(&mut self) -> Result<(), String> {
+    fn poll(&mut self) -> Result<(), String> {
         self.btl.progress(&mut self.inbox);
         self.inbox
             .failed
@@ -106,7 +106,7 @@ impl<'a> Bare<'a> {
             .get(kind)
             .is_some_and(|arrived| *arrived < count)
         {
-            self.look()?;
+            self.poll()?;
         }
         if let Some(arrived) = self.inbox.arrived.get_mut(kind) {
             *arrived -= count;
@@ -187,7 +187,7 @@ impl<'a> Bare<'a> {
             }
             let start = Instant::now();
             match step {
-                Step::Poll => (0..batch).try_for_each(|_| self.look())?,
+                Step::Poll => (0..batch).try_for_each(|_| self.poll())?,
                 Step::Send => (0..batch).try_for_each(|_| self.send(DATA, &body))?,
                 Step::Receive => self.wait(DATA, batch)?,
             }

@@ -7,13 +7,13 @@ use p2p::{Block, Comm, Error, Op};
 use super::ours::{Said, nanos};
 use super::work::Call;
 
-/// Buckets of keys, as of IS.
+/// Number of buckets of keys, as in IS.
 const BUCKETS: usize = 1024;
-/// Keys are below two to this power, as those of class A.
+/// Keys are below two to this power, as in class A.
 const KEY_BITS: u32 = 19;
 /// Bits of a key that are not the number of its bucket.
 const WITHIN: u32 = KEY_BITS - BUCKETS.ilog2();
-/// Keys of a rank beyond twice its share for which there is room.
+/// Number of keys beyond twice its share for which a rank has room.
 const MARGIN: usize = 4096;
 
 /// Times calls of a collective operation; a barrier before each is not timed.
@@ -102,7 +102,7 @@ fn exchange(
     }
     let mut all = counts.clone();
     comm.allreduce(&mut all, Op::Sum)?;
-    // Buckets in order, each to the rank in whose share of all keys it begins.
+    // Assigns the buckets in order, each to the rank in whose share of all keys it begins.
     let (mut before, mut place) = (0u64, 0usize);
     let mut to = vec![0u32; ranks];
     let mut next = Vec::with_capacity(BUCKETS);

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use super::group::Group;
 use crate::scratch::Scratch;
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 
 /// A means to move bytes between processes of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -158,7 +158,7 @@ impl Workshop {
             }
             Contender::Ucx => Err(Failure::new("ucx_perftest takes no work by line")),
             Contender::P2p(_) | Contender::Transport => {
-                let program = std::env::current_exe().doing("the own program")?;
+                let program = std::env::current_exe().doing("finding the running program")?;
                 Group::start(who.name(), ranks, |socket| {
                     let rank = |rank: usize| {
                         let mut command = Command::new(&program);

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::work::{Answer, Work};
 use crate::scratch::Scratch;
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 
 /// Time limit of a launcher until all ranks have connected.
 const START: Duration = Duration::from_secs(60);
@@ -21,8 +21,8 @@ const START: Duration = Duration::from_secs(60);
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Time limit of processes to end after their work.
 const GOODBYE: Duration = Duration::from_secs(5);
-/// Maximum bytes of a line of an answer.
-const LONGEST: u64 = 64 << 20;
+/// Maximum number of bytes of a line of an answer.
+const MAX_LINE: u64 = 64 << 20;
 
 /// Running processes of one contender, ended on drop.
 #[derive(Debug)]
@@ -147,7 +147,7 @@ impl Group {
             .ranks
             .get_mut(rank)
             .ok_or_else(|| Failure::new("a rank is missing"))?;
-        match reader.take(LONGEST).read_line(&mut line) {
+        match reader.take(MAX_LINE).read_line(&mut line) {
             Ok(0) => Err(self.failure("ended amid its work")),
             Ok(_) => Ok(line),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Err(self.failure("hangs")),

@@ -5,7 +5,7 @@ use job::{Job, Options, Transport};
 use shm_btl::{ShmBtl, ShmConfig, Thresholds};
 
 use super::contender::{Contender, Ours};
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 
 /// Threshold of contenders with one copy: shorter messages take less time than the system call.
 const ONE_COPY_FROM: usize = 4096;
@@ -13,7 +13,7 @@ const ONE_COPY_FROM: usize = 4096;
 const CARD: &str = "card";
 
 /// Joins with the settings of the contender. `cores`: number of cores of all ranks; each rank is
-/// pinned to one and would take it for the only one.
+/// pinned to one and would consider it the only one.
 pub fn job(who: Contender, cores: usize) -> Result<Job, Failure> {
     let mut options = Options::from_env().doing("joining")?;
     options.transports = vec![Transport::Shm];

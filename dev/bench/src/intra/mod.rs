@@ -1,5 +1,5 @@
-//! Benchmarks within a node: the point-to-point layer over shared memory beside other projects' and
-//! the limits of the machine.
+//! Benchmarks within a node: the point-to-point layer over shared memory compared with other
+//! projects' and with the limits of the machine.
 //!
 //! A *contender* is a group of processes that take *work* line by line and answer with nanoseconds.
 //! All contenders run at the same time, are pinned alike and sleep while others measure. A *round*

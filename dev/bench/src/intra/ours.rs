@@ -9,7 +9,7 @@ use p2p::{Comm, Error};
 
 use super::collectives;
 use super::work::{Step, Work};
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 
 const DATA: i32 = 1;
 const ACK: i32 = 2;

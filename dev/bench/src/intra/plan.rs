@@ -104,9 +104,9 @@ pub static BENCHES: [About; 4] = [
 
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
-/// Bytes of the buffers of each end that no cache holds.
+/// Bytes of the buffers of each end: more than any cache holds.
 const OUT_OF_CACHE: usize = 128 * MIB;
-/// Round trips of a batch, long beside a reading of the clock.
+/// Round trips of a batch: long compared with reading the clock.
 const BATCH: usize = 16;
 
 const OPENMPI: Contender = Contender::OpenMpi { two_copy: false };

@@ -9,7 +9,7 @@ use super::work::{Answer, Work};
 use crate::samples::{median, percentile};
 use crate::table::{Column, Ratio, Style, render, rounded};
 
-/// One line of `esplab bench --json`. Fields without meaning are left out.
+/// One line of `esplab bench --json`. Fields without meaning are omitted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Row {
     /// Name of the benchmark.
@@ -105,7 +105,7 @@ fn row(bench: &Bench, results: &Results, at: usize, place: usize) -> Option<Row>
         });
         Ratio::of(&ratios.collect::<Vec<_>>())
     };
-    let beside = |wanted: &dyn Fn(Contender) -> bool| {
+    let others_of = |wanted: &dyn Fn(Contender) -> bool| {
         let all = measure
             .who
             .iter()
@@ -175,19 +175,19 @@ fn row(bench: &Bench, results: &Results, at: usize, place: usize) -> Option<Row>
             None
         },
         ratio_to_best_peer: if ours {
-            ratio(&beside(&Contender::is_peer))
+            ratio(&others_of(&Contender::is_peer))
         } else {
             None
         },
         ratio_to_limit: if who == Contender::Limit {
             None
         } else {
-            ratio(&beside(&|c| c == Contender::Limit))
+            ratio(&others_of(&|c| c == Contender::Limit))
         },
         ratio_to_two_copy: if limit {
             None
         } else {
-            ratio(&beside(&|c| c == who.two_copy()))
+            ratio(&others_of(&|c| c == who.two_copy()))
         },
         ratio_to_base: ratio(&base),
         // Of nanoseconds, or of bytes per nanosecond.
@@ -208,7 +208,7 @@ fn limit_name(work: &Work) -> &'static str {
     }
 }
 
-/// Returns the number that ratios are made of: nanoseconds, or bytes per nanosecond of all pairs.
+/// Returns the value of which ratios are formed: nanoseconds, or bytes per nanosecond of all pairs.
 fn value(work: &Work, measure: &Measure, answer: &Answer) -> Option<f64> {
     let samples = if answer.batches.is_empty() {
         &answer.times

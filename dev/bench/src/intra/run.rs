@@ -69,8 +69,8 @@ impl Rig {
         bench.rounds * bench.measures.iter().map(|m| m.who.len()).sum::<usize>()
     }
 
-    /// Runs all rounds. Calls `step` after each measurement. A contender that fails is left out
-    /// from then on, with a note.
+    /// Runs all rounds. Calls `step` after each measurement. A contender that fails takes no part
+    /// in the rest, and gets a note.
     pub fn run(&mut self, bench: &Bench, step: impl Fn()) -> Results {
         let blank = |m: &Measure| m.who.iter().map(|_| Vec::new()).collect();
         let mut results = Results {

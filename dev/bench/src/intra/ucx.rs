@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use super::contender::find;
 use super::work::{Answer, Work};
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 
 /// Time limit of a test.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Time limit of the server to listen.
+/// Time for the server to listen, before each attempt.
 const LISTENS: Duration = Duration::from_millis(40);
 /// Attempts to reach the server.
 const ATTEMPTS: usize = 20;

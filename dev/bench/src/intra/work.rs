@@ -11,7 +11,7 @@ pub const WINDOW: usize = 64;
 pub enum Work {
     /// A cache line moves between two cores and back.
     Line {
-        /// Number of round trips timed one by one, and of as many in batches.
+        /// Number of round trips that are timed one by one, and of as many in batches.
         count: usize,
         /// Round trips of a batch.
         batch: usize,
@@ -60,7 +60,7 @@ pub enum Work {
     PingPong {
         /// Bytes each way.
         size: usize,
-        /// Number of round trips timed one by one, and of as many in batches.
+        /// Number of round trips that are timed one by one, and of as many in batches.
         count: usize,
         /// Round trips of a batch.
         batch: usize,
@@ -97,7 +97,8 @@ pub enum Work {
         /// Samples.
         count: usize,
     },
-    /// Rank 1 receives `depth` messages, last first, behind `backlog` unexpected ones that stay.
+    /// Rank 1 receives `depth` messages, the last one first, behind `backlog` unexpected ones that
+    /// stay queued.
     Unexpected {
         /// Number of unexpected messages.
         backlog: usize,
@@ -110,7 +111,7 @@ pub enum Work {
     Posted {
         /// Number of receives for other messages.
         backlog: usize,
-        /// Number of round trips timed one by one, and of as many in batches.
+        /// Number of round trips that are timed one by one, and of as many in batches.
         count: usize,
         /// Round trips of a batch.
         batch: usize,
@@ -125,8 +126,8 @@ pub enum Work {
         count: usize,
     },
     /// The exchange of an integer sort: all ranks together have `keys` keys of 32 bits in random
-    /// order, and each gets those of its range. As IS of the NAS benchmarks, a sample is a count of
-    /// buckets, their sum over the ranks, and the keys themselves.
+    /// order, and each gets those of its range. As in IS of the NAS benchmarks, a sample is a count
+    /// of buckets, their sum over the ranks, and the keys themselves.
     Keys {
         /// Keys of all ranks.
         keys: usize,

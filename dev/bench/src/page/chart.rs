@@ -115,7 +115,7 @@ fn size_label(exponent: &f64) -> String {
         )
 }
 
-/// Writes a value of the vertical axis without zeros behind the point.
+/// Formats a value of the vertical axis without trailing zeros after the point.
 fn number_label(value: &f64) -> String {
     let text = format!("{value:.4}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
@@ -214,7 +214,7 @@ impl Chart {
             .map(|(_, points)| placed(points, first, last))
             .collect();
         let named = || series.iter().map(|(name, _)| name).zip(&placed).enumerate();
-        // All bands first: none dims the line of another.
+        // All bands are drawn first, so that none dims the line of another series.
         for (place, (name, points)) in named() {
             let band = |edge| Polygon::new(edge, colour(name, place).mix(BAND));
             chart

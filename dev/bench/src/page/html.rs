@@ -1,4 +1,4 @@
-//! The report as one HTML page without anything beside it: charts as inline SVG, no script.
+//! The report as one self-contained HTML page: charts as inline SVG, no script.
 //!
 //! It is made of the figures in `results.json`, so it shows those of earlier runs, too.
 
@@ -10,7 +10,7 @@ use super::sections::label;
 use crate::about::About;
 use crate::results::{Figure, Unit};
 use crate::task::Protocol;
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 
 /// Maximum number of groups in a chart of bars.
 const MAX_GROUPS: usize = 6;
@@ -203,7 +203,7 @@ fn figure(chart: &Chart) -> Result<String, Failure> {
     ))
 }
 
-/// Removes what an SVG needs only as a file of its own: the reference to its name space.
+/// Removes the reference to the name space, which an SVG needs only in a file of its own.
 fn inline(svg: &str) -> String {
     svg.replacen(" xmlns=\"http://www.w3.org/2000/svg\"", "", 1)
 }

@@ -21,14 +21,14 @@ pub(super) fn table(facts: &[Fact]) -> String {
     format!("| the machine of the last run | |\n| --- | --- |\n{rows}")
 }
 
-/// Returns the facts that tell machines apart, in one line.
+/// Returns the facts that distinguish machines, in one line.
 pub(crate) fn summary() -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let cpuinfo = read("/proc/cpuinfo");
     let text = format!(
         "{}, {} cores{}, Linux {}",
         model(&cpuinfo),
-        present(&cpuinfo),
+        processors(&cpuinfo),
         guest(&cpuinfo),
         read("/proc/sys/kernel/osrelease").trim()
     );
@@ -43,7 +43,7 @@ pub(crate) fn facts(cores: &Cores) -> Vec<Fact> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let kernel = read("/proc/sys/kernel/osrelease");
     let cpuinfo = read("/proc/cpuinfo");
-    let present = present(&cpuinfo);
+    let processors = processors(&cpuinfo);
     let user = if rustix::process::geteuid().is_root() {
         "root, which has CAP_NET_RAW and may lease ports"
     } else {
@@ -62,7 +62,7 @@ pub(crate) fn facts(cores: &Cores) -> Vec<Fact> {
         ),
         (
             "processor",
-            format!("{}, {present} cores{}", model(&cpuinfo), guest(&cpuinfo)),
+            format!("{}, {processors} cores{}", model(&cpuinfo), guest(&cpuinfo)),
         ),
         ("cores used", cores.to_string()),
         (
@@ -74,7 +74,7 @@ pub(crate) fn facts(cores: &Cores) -> Vec<Fact> {
 }
 
 /// Returns the number of processors.
-fn present(cpuinfo: &str) -> usize {
+fn processors(cpuinfo: &str) -> usize {
     let lines = cpuinfo.lines();
     lines.filter(|line| line.starts_with("processor")).count()
 }

@@ -1,5 +1,5 @@
-//! The performance page: what the machine is, and of each benchmark its limits, charts and table;
-//! beside it the figures as data, and one HTML page of them.
+//! The performance page: the machine, and the limits, charts and table of each benchmark. The same
+//! folder has the figures as data, and one HTML page of them.
 
 mod chart;
 mod html;
@@ -21,13 +21,13 @@ use crate::cores::Cores;
 use crate::results::{self, Figure};
 use crate::table::wrapped;
 use crate::{engines, incast, intra, plan, programs, rails};
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 
 /// File of the page.
 const PAGE: &str = "performance.md";
-/// File of the HTML page beside it.
+/// File of the HTML page, in the same folder.
 const HTML: &str = "index.html";
-/// Folder of its charts beside it.
+/// Folder of its charts, in the same folder.
 const CHARTS: &str = "charts";
 /// First line of the generated part of the page.
 const BEGIN: &str =

@@ -7,7 +7,7 @@ use super::mpi::{Collected, Job, Site, Value, missing};
 use super::results::Outcome;
 use crate::intra::contender::find;
 use crate::results::Unit;
-use cli::out::{Doing, Failure};
+use cli::out::{Context as _, Failure};
 
 /// Input: zincblende SiN with two atoms.
 const INPUT: &str = include_str!("../../../../tests/mpi/programs/sin.abi");

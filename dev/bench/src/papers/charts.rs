@@ -5,7 +5,7 @@ use super::experiment::Curves;
 use super::results::{Measured, Results};
 use crate::page::{Chart, Plot, Point};
 use crate::results::{Figure, Unit};
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 
 /// Draws a chart; `None` if its figures are missing.
 pub(super) fn chart(curves: &Curves, results: &Results) -> Option<Chart> {

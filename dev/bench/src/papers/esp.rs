@@ -13,12 +13,12 @@ pub(super) static PAPER: Paper = Paper {
     text: "A kernel module with two protocols over Ethernet, EDP (datagrams) and ESP (reliable \
            streams), a header of 13 bytes in place of TCP/IP's 40, and a component `eth` for Open \
            MPI. Measured on four dual Athlon MP of 1.4 GHz with SysKonnect cards and on four dual \
-           Xeon of 2.4 GHz with Intel 82544GC cards, both Gigabit Ethernet, beside TCP. Here ESP \
-           is a library and a daemon in user space, the component is `esp` for Open MPI 4, and TCP \
-           has segmentation offload, which the virtual link passes on without ever cutting a \
-           segment. `lease` is ESP over raw Ethernet by an engine in the program, `udp` ESP in \
-           UDP. Kernels and collective operations run on two nodes, a core each, and on four, \
-           which share the cores.",
+           Xeon of 2.4 GHz with Intel 82544GC cards, both Gigabit Ethernet, compared with TCP. \
+           Here ESP is a library and a daemon in user space, the component is `esp` for Open MPI \
+           4, and TCP has segmentation offload, which the virtual link passes on without ever \
+           cutting a segment. `lease` is ESP over raw Ethernet by an engine in the program, `udp` \
+           ESP in UDP. Kernels and collective operations run on two nodes, a core each, and on \
+           four, which share the cores.",
     rows: &[
         Row {
             experiment: "latency of a socket, short messages",
@@ -68,7 +68,7 @@ pub(super) static PAPER: Paper = Paper {
             ratio: None,
             here: "own ping-pong of 64 B over the component on two nodes",
             take: Take::Pair(pair("mpi", "ping-pong", Some(64), "esp", "tcp")),
-            less: "Ranks that poll never sleep, so only the cost of the frames is left, and that \
+            less: "Ranks that poll never sleep, so only the cost of the frames remains, and that \
                    of TCP is low without a card.",
             more: "Short messages take raw Ethernet without the IP stack of either node.",
         },
@@ -120,7 +120,7 @@ pub(super) static PAPER: Paper = Paper {
             ratio: None,
             here: "own loop over MPI_Allreduce, 16 B, two nodes",
             take: Take::Pair(pair("mpi", "allreduce, 2 nodes", Some(16), "esp", "tcp")),
-            less: "Ranks that poll never sleep, so only the cost of the frames is left.",
+            less: "Ranks that poll never sleep, so only the cost of the frames remains.",
             more: "It is one short message in each direction, whose path is shorter.",
         },
         Row {
@@ -163,8 +163,8 @@ pub(super) static PAPER: Paper = Paper {
             here: "own sweeps in three directions with faces of 45 and 20 KiB, two nodes: steps \
                    per second",
             take: Take::Pair(pair("lu-sp", "sp, 2 nodes", None, "esp", "tcp")),
-            less: "Its messages are long, and for these the virtual link gives TCP an offload \
-                   that Gigabit cards of 2006 had not.",
+            less: "Its messages are long, and for these the virtual link gives TCP an offload that \
+                   Gigabit cards of 2006 lacked.",
             more: "Faces of both directions travel at once.",
         },
         Row {

@@ -45,11 +45,12 @@ pub struct Row {
 /// Figures that a row shows.
 #[derive(Clone, Copy, Debug)]
 pub enum Take {
-    /// One figure beside another.
+    /// One figure compared with another.
     Pair(Pair),
     /// Of all sizes the one with the best ratio.
     Best(Pair),
-    /// The smallest size from which on the first is better at all sizes, and that of the paper.
+    /// The smallest size at and above which the first contender is always better, and that of the
+    /// paper.
     Threshold(Pair, u64),
     /// One figure alone.
     Alone(Pair),
@@ -69,7 +70,7 @@ pub struct Pair {
     /// The new transport.
     pub ours: &'static str,
     /// Transport that ours is compared with.
-    pub beside: &'static str,
+    pub reference: &'static str,
 }
 
 impl Take {
@@ -123,13 +124,13 @@ pub(super) const fn pair(
     what: &'static str,
     size: Option<u64>,
     ours: &'static str,
-    beside: &'static str,
+    reference: &'static str,
 ) -> Pair {
     Pair {
         run,
         what,
         size,
         ours,
-        beside,
+        reference,
     }
 }

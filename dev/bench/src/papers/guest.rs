@@ -1,7 +1,7 @@
 //! RDMA over soft-RoCE in the guest of `tests/vm`, which has a kernel of its own.
 //!
-//! The guest is started by the scripts of the source tree, with examples that were built beside
-//! this program. It is not set up here, because that downloads a kernel and an emulator.
+//! The guest is started by the scripts of the source tree, with the examples of the build that this
+//! program is from. It is not set up here, because that downloads a kernel and an emulator.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,7 +10,7 @@ use super::Context;
 use super::mpi::{Collected, Value};
 use super::results::Outcome;
 use crate::results::Unit;
-use cli::out::{Doing, Failure};
+use cli::out::{Context as _, Failure};
 
 /// Time limit of the guest in seconds.
 const PATIENCE: u32 = 600;
@@ -81,7 +81,7 @@ const TABLES: [(&str, [&str; 3]); 2] = [
     ("held", ["copied", "held", "held + cache"]),
 ];
 
-/// Parses what the guest printed: lines of `round N:`, and tables of `ib-figure6`.
+/// Parses the guest's output: lines of `round N:`, and tables of `ib-figure6`.
 fn values(said: &str) -> Vec<(&'static str, Value)> {
     let mut all = Vec::new();
     let mut table = None;

@@ -11,12 +11,12 @@ use super::mpi::{Collected, Site, Value, missing};
 use super::results::Outcome;
 use crate::intra::contender::find;
 use crate::results::Unit;
-use cli::out::{Doing, Failure};
+use cli::out::{Context as _, Failure};
 
 /// Order of the matrix, in full and quick.
 const ORDER: [usize; 2] = [2000, 1000];
 
-/// Contenders and the size from which on messages are copied once; `None`: that of a job.
+/// Contenders, and the size of the shortest messages that are copied once; `None`: as in a job.
 const WAYS: [(&str, Option<i64>); 3] = [
     ("p2p", None),
     ("p2p one-copy", Some(4096)),
@@ -61,8 +61,8 @@ pub(super) fn measure(context: &Context<'_>) -> Result<Outcome, Failure> {
     })
 }
 
-/// Links the provider beside this program, or the installed one, into the folder, by the name that
-/// libfabric wants.
+/// Links the provider of this program's folder, or else the installed one, into the folder, under
+/// the name that libfabric expects.
 fn provider(folder: &Path) -> Result<(), Failure> {
     let exe = std::env::current_exe().doing("finding the running program")?;
     let built = exe.parent().map(|dir| dir.join("libesp_fi.so"));

@@ -19,10 +19,10 @@ pub(super) static PAPER: Paper = Paper {
     text: "Shared memory for short messages and LiMIC2 (one copy by the kernel) for long ones, \
            with a threshold for each kind of pair of cores, and with one that rises while the \
            receiver is late. Measured in MVAPICH on nodes of two quad-core Xeon (Clovertown) of \
-           2.0 GHz, where two cores share 4 MiB of cache, beside MVAPICH's shared memory. Here \
-           `p2p` has both ways and both thresholds: `p2p two-copy` is shared memory alone, `p2p \
-           one-copy` copies once from 4 KiB on, `p2p` has the thresholds of a job. This machine \
-           has one kind of pair of cores.",
+           2.0 GHz, where two cores share 4 MiB of cache, compared with MVAPICH's shared memory. \
+           Here `p2p` has both ways and both thresholds: `p2p two-copy` is shared memory alone, \
+           `p2p one-copy` copies once at 4 KiB and above, `p2p` has the thresholds of a job. This \
+           machine has one kind of pair of cores.",
     rows: &[
         Row {
             experiment: "threshold of a pair that shares a cache",
@@ -90,7 +90,7 @@ pub(super) static PAPER: Paper = Paper {
         Row {
             experiment: "misses of the cache",
             place: "section 3.3, figure 4",
-            claim: "about 7 % fewer from 16 KiB on",
+            claim: "about 7 % fewer at 16 KiB and above",
             ratio: Some(0.93),
             here: "-",
             take: Take::Not(
@@ -136,7 +136,7 @@ pub(super) static PAPER: Paper = Paper {
             place: "section 5.1, figure 8",
             claim: "up to 60 % less time, eight processes",
             ratio: Some(0.4),
-            here: "`p2p` beside two copies, two processes",
+            here: "`p2p` compared with two copies, two processes",
             take: Take::Best(pair("collectives", "alltoall, 2 ranks", None, SET, TWO)),
             less: "Two processes on two cores that share a cache gain least by one copy; most \
                    pairs of the paper's eight shared none.",
@@ -147,7 +147,7 @@ pub(super) static PAPER: Paper = Paper {
             place: "section 5.1, figure 8",
             claim: "up to 28 % less time",
             ratio: Some(0.72),
-            here: "`p2p` beside two copies, two processes",
+            here: "`p2p` compared with two copies, two processes",
             take: Take::Best(pair("collectives", "allgather, 2 ranks", None, SET, TWO)),
             less: "Two processes on two cores that share a cache gain least by one copy.",
             more: "Both directions are copied at once.",
@@ -157,7 +157,7 @@ pub(super) static PAPER: Paper = Paper {
             place: "section 5.1, figure 8",
             claim: "up to 21 % less time",
             ratio: Some(0.79),
-            here: "`p2p` beside two copies, two processes",
+            here: "`p2p` compared with two copies, two processes",
             take: Take::Best(pair("collectives", "allreduce, 2 ranks", None, SET, TWO)),
             less: "Adding the numbers takes as long as moving them, and no copy saves it.",
             more: "Both directions are copied at once.",
@@ -167,8 +167,8 @@ pub(super) static PAPER: Paper = Paper {
             place: "section 5.2, figure 9",
             claim: "17 % less time, eight processes",
             ratio: Some(0.83),
-            here: "own exchange of an integer sort with 2²³ keys, two processes, `p2p` beside two \
-                   copies",
+            here: "own exchange of an integer sort with 2²³ keys, two processes, `p2p` compared \
+                   with two copies",
             take: Take::Pair(pair("keys", "sort of 2^23 keys", None, SET, TWO)),
             less: "Counting keys, not moving them, takes most of an iteration on this processor.",
             more: "Messages of 8 MiB are in no cache.",
@@ -178,7 +178,7 @@ pub(super) static PAPER: Paper = Paper {
             place: "section 5.2",
             claim: "less than 5 % gain",
             ratio: None,
-            here: "HPL of Debian's hpcc, two processes, `p2p` beside two copies",
+            here: "HPL of Debian's hpcc, two processes, `p2p` compared with two copies",
             take: Take::Pair(pair("hpl", "HPL", None, SET, TWO)),
             less: "HPL computes for most of its time, in which copies make no difference.",
             more: "Its panels are long messages.",

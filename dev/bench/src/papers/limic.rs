@@ -11,9 +11,9 @@ pub(super) static PAPER: Paper = Paper {
     title: "Design and Performance Evaluation of LiMIC (Linux Kernel Module for MPI Intra-node \
             Communication) on InfiniBand Cluster",
     by: "H.-W. Jin, S. Sur, L. Chai, D. K. Panda; The Ohio State University, ICPP 2005",
-    text: "A kernel module that copies a message once, from the sender's to the receiver's \
-           memory. Measured in MVAPICH 0.9.4 on eight nodes of two Xeon of 3.0 GHz with 512 KiB of \
-           cache, beside MVAPICH's shared memory (two copies) and its loopback through the \
+    text: "A kernel module that copies a message once, from the sender's to the receiver's memory. \
+           Measured in MVAPICH 0.9.4 on eight nodes of two Xeon of 3.0 GHz with 512 KiB of cache, \
+           compared with MVAPICH's shared memory (two copies) and its loopback through the \
            InfiniBand card. Here one copy is cross-memory attach (`process_vm_readv`), a system \
            call of every Linux, in the point-to-point layer `p2p`; it is compared with two copies \
            of the same layer. Open MPI's shared memory with one copy and with two is measured in \
@@ -24,7 +24,7 @@ pub(super) static PAPER: Paper = Paper {
             place: "section 5.2.1, figure 10",
             claim: "71 % less than MVAPICH (72 % in the abstract)",
             ratio: Some(0.29),
-            here: "half a round trip between two processes, one copy beside two",
+            here: "half a round trip between two processes, one copy compared with two",
             take: Take::Pair(pair(
                 "copies",
                 "copies: latency",
@@ -33,8 +33,8 @@ pub(super) static PAPER: Paper = Paper {
                 "p2p two-copy",
             )),
             less: "Two copies are made by two cores at once through a cache that both share; the \
-                   paper's were in two packages, and MVAPICH 0.9.4 had a loopback through the \
-                   card beside its shared memory.",
+                   paper's were in two packages, and MVAPICH 0.9.4 had a loopback through the card \
+                   besides its shared memory.",
             more: "The second copy misses the cache here.",
         },
         Row {

@@ -1,5 +1,5 @@
-//! The experiments of five papers, repeated: of each the paper's figure, what is run in its place,
-//! and our figure beside the transport that the paper compared with.
+//! The experiments of five papers, repeated: for each the paper's figure, what is run in its place,
+//! and our figure compared with that of the paper's reference transport.
 //!
 //! A *run* measures once for all rows that need it, in alternating rounds. The rows of a paper name
 //! the run and the figures that they show, so that the page follows from the figures alone.
@@ -12,8 +12,8 @@
 //! | `within` | measures within a node |
 //! | `between` | sockets of two nodes |
 //! | `mpi` | programs of Open MPI over the nodes of a lab |
-//! | `kernels`, `hpl`, `abinit` | what these programs are, and what they say |
-//! | `guest` | what is measured in the soft-RoCE guest |
+//! | `kernels`, `hpl`, `abinit` | these programs, and how their output is read |
+//! | `guest` | measurements in the soft-RoCE guest |
 //! | [`results`] | `papers.json` |
 //! | [`page`] | `papers.md` |
 //! | `charts` | its charts |
@@ -85,8 +85,8 @@ impl Plan {
         self.rounds.unwrap_or(if self.quick { quick } else { full })
     }
 
-    /// Measures a run. `step` is called with the part of it that is done, from 0 to 1. What is
-    /// missing becomes the note of the run.
+    /// Measures a run. `step` is called with the part of it that is done, from 0 to 1. The reason
+    /// for missing figures becomes the note of the run.
     pub fn measure(&self, run: &'static Run, step: &dyn Fn(f64)) -> Measured {
         let context = Context {
             run,

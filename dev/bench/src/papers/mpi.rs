@@ -10,7 +10,7 @@ use crate::intra::contender::find;
 use crate::results::{Figure, Unit};
 use crate::samples::median;
 use crate::scratch::Scratch;
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 use lab::{Lab, LabOptions};
 
 /// A job of Open MPI 4.

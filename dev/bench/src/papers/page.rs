@@ -1,4 +1,4 @@
-//! The page `papers.md`: of each paper a paragraph, a table of its experiments, and charts.
+//! The page `papers.md`: for each paper a paragraph, a table of its experiments, and charts.
 
 use std::fmt::Write;
 use std::fs;
@@ -10,21 +10,21 @@ use super::results::{Results, p99_ratio, ratio};
 use super::{PAPERS, RUNS};
 use crate::results::{Figure, Unit};
 use crate::table::{Ratio, wrapped};
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 
 /// File of the page.
 pub const PAGE: &str = "papers.md";
-/// Folder of its charts beside it.
+/// Folder of its charts, in the same folder.
 pub const CHARTS: &str = "papers";
-/// Gains that differ by less agree.
+/// Gains that differ by a smaller factor agree.
 const AGREES: f64 = 1.1;
 
 const HEAD: &str = "\
 # The papers' experiments, repeated
 
-Five papers describe what this project builds on. Of each the experiments are here with the paper's
-figure, what was run in its place, our figure beside the transport that the paper compared with, and
-the ratio in both.
+Five papers describe what this project builds on. For each experiment this page has the paper's
+figure, what was run in its place, our figure and that of the transport it is compared with, and the
+ratio in both.
 
 <!-- written by `esplab papers --report` from papers.json; do not edit -->
 
@@ -37,11 +37,13 @@ const READING: &str = "
   figure is of a network card, of InfiniBand hardware or of two machines. Compare ratios, and these
   with care: a link without a card favours the side that leaves most to the kernel.
 - **Paper**: its figure as its text states it. Where a paper only draws a curve there is no number.
-- **Ours** and **beside**: the median of the rounds; of times, p99 in parentheses: the 99th
-  percentile of all samples, or of MPI programs the median of the rounds' 99th percentiles.
-- **Ratio**: ours divided by beside, of the values of one round; the median of the rounds and, in
-  parentheses, the smallest and the largest. Of times less than 1 is better, of rates more than 1.
-  It need not equal the quotient of the medians beside it. The paper's ratio has the same direction.
+- **Ours** and **reference**, the transport it is compared with: the median of the rounds; of times,
+  p99 in parentheses: the 99th percentile of all samples, or of MPI programs the median of the
+  rounds' 99th percentiles.
+- **Ratio**: ours divided by the reference, of the values of one round; the median of the rounds
+  and, in parentheses, the smallest and the largest. Of times less than 1 is better, of rates more
+  than 1. It need not equal the quotient of the two medians. The paper's ratio has the same
+  direction.
 - **Difference**: a gain within 10 % of the paper's agrees with it. Where the paper has no number
   and some rounds are better and some worse, there is no difference. Otherwise the likely reason,
   which was not measured by itself.
@@ -56,7 +58,7 @@ apt install openmpi-bin libopenmpi-dev gcc hpcc abinit abinit-data
 cargo build --release
 cargo xtask install-ompi && cargo xtask install-libfabric
 tests/vm/setup && cargo build --release -p ib-btl -p job --examples   # for the guest
-sudo target/release/esplab papers --report      # some 7 minutes: this page, papers.json, charts
+sudo target/release/esplab papers --report      # about 7 minutes: this page, papers.json, charts
 sudo target/release/esplab papers --quick       # a minute, on the terminal
 ```
 
@@ -105,7 +107,7 @@ fn section(paper: &Paper, results: &Results) -> String {
     let mut text = format!("\n## {}\n\n", paper.name);
     text += &wrapped(&format!("*{}*. {}.", paper.title, paper.by), 100);
     let _ = write!(text, "\n{}\n", wrapped(paper.text, 100));
-    text += "| experiment | paper | its ratio | here | ours | beside | ratio | p99 ratio | \
+    text += "| experiment | paper | its ratio | here | ours | reference | ratio | p99 ratio | \
              difference |\n";
     text += "| --- | --- | ---: | --- | ---: | ---: | ---: | ---: | --- |\n";
     for row in paper.rows {
@@ -125,7 +127,7 @@ fn section(paper: &Paper, results: &Results) -> String {
 #[derive(Default)]
 struct Shown {
     ours: String,
-    beside: String,
+    reference: String,
     ratio: Option<Ratio>,
     p99: Option<f64>,
     /// Gain here: above 1 is better.
@@ -167,7 +169,7 @@ fn cells(row: &Row, results: &Results) -> Vec<String> {
         dash(row.ratio.map(|r| format!("{r:.2}")).unwrap_or_default()),
         row.here.into(),
         dash(shown.ours),
-        dash(shown.beside),
+        dash(shown.reference),
         dash(shown.ratio.map(|r| r.to_string()).unwrap_or_default()),
         dash(shown.p99.map(|r| format!("{r:.2}")).unwrap_or_default()),
         dash(difference),
@@ -199,7 +201,7 @@ fn show(take: Take, results: &Results) -> Shown {
         }
     };
     let found = match take {
-        Take::Pair(pair) => both(results, &pair, pair.size).map(|(a, b)| beside(a, b, None)),
+        Take::Pair(pair) => both(results, &pair, pair.size).map(|(a, b)| compared(a, b, None)),
         Take::Best(pair) => best(results, &pair),
         Take::Threshold(pair, theirs) => threshold(results, &pair, theirs),
         Take::Alone(pair) => alone(results, &pair),
@@ -216,15 +218,15 @@ fn both<'a>(
 ) -> Option<(&'a Figure, &'a Figure)> {
     let run = results.run(pair.run)?;
     let of = |contender| run.figure(pair.what, size, contender);
-    Some((of(pair.ours)?, of(pair.beside)?))
+    Some((of(pair.ours)?, of(pair.reference)?))
 }
 
-fn beside(ours: &Figure, other: &Figure, size: Option<u64>) -> Shown {
+fn compared(ours: &Figure, other: &Figure, size: Option<u64>) -> Shown {
     let ratio = ratio(ours, other);
     let at = size.map(|size| format!("{}: ", bytes(size)));
     Shown {
         ours: format!("{}{}", at.unwrap_or_default(), value(ours)),
-        beside: value(other),
+        reference: value(other),
         ratio,
         p99: p99_ratio(ours, other),
         gain: ratio.map(|ratio| gain(ratio.median, ours.unit)),
@@ -241,13 +243,13 @@ fn best(results: &Results, pair: &Pair) -> Option<Shown> {
     let sizes = results.run(pair.run)?.sizes(pair.what);
     let all = sizes.into_iter().filter_map(|size| {
         let (ours, other) = both(results, pair, Some(size))?;
-        Some(beside(ours, other, Some(size)))
+        Some(compared(ours, other, Some(size)))
     });
     all.filter(|shown| shown.gain.is_some())
         .max_by(|a, b| a.gain.unwrap_or(0.0).total_cmp(&b.gain.unwrap_or(0.0)))
 }
 
-/// Returns the smallest size from which on ours is better; `theirs` is that of the paper.
+/// Returns the smallest size at and above which ours is better; `theirs` is that of the paper.
 fn threshold(results: &Results, pair: &Pair, theirs: u64) -> Option<Shown> {
     let sizes = results.run(pair.run)?.sizes(pair.what);
     let gains: Vec<(u64, f64)> = sizes
@@ -283,7 +285,7 @@ fn alone(results: &Results, pair: &Pair) -> Option<Shown> {
 
 /// Formats a figure: its median, and the 99th percentile of a time.
 fn value(figure: &Figure) -> String {
-    // Rates of a node are usual in bytes.
+    // Rates within a node are usually given in bytes.
     let (scale, unit) = match figure.unit {
         Unit::GbitS => (8.0, "GB/s"),
         Unit::Micros if figure.p50 >= 10_000.0 => (1000.0, "ms"),
@@ -324,7 +326,7 @@ pub fn write(folder: &Path, results: &Results) -> Result<PathBuf, Failure> {
     let place = folder.join(CHARTS);
     fs::create_dir_all(&place).doing(place.display())?;
     results.write(folder)?;
-    // What is read is what the page can be made of again.
+    // The page is made from the file as it is read, so that it can be made again.
     let results = Results::read(folder)?;
     let charts = charts(&results)?;
     for entry in fs::read_dir(&place).doing(place.display())?.flatten() {
@@ -355,7 +357,7 @@ pub fn text(papers: &[&'static Paper], results: &Results) -> String {
                 theirs,
                 here,
                 ours,
-                beside,
+                reference,
                 ratio,
                 p99,
                 why,
@@ -366,7 +368,7 @@ pub fn text(papers: &[&'static Paper], results: &Results) -> String {
             let _ = writeln!(text, "\n  {experiment}\n    paper: {claim}; ratio {theirs}");
             let _ = writeln!(text, "    here:  {here}");
             if ours != "-" {
-                let _ = writeln!(text, "           {ours} beside {beside}");
+                let _ = writeln!(text, "           {ours} compared with {reference}");
                 let _ = writeln!(text, "           ratio {ratio}, of p99 {p99}");
             }
             let _ = writeln!(text, "    {why}");

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::Context;
 use crate::results::Figure;
 use crate::table::{Ratio, rounded};
-use cli::out::{Doing, Failure};
+use cli::out::{Context as _, Failure};
 
 /// Name of the file.
 pub const FILE: &str = "papers.json";
@@ -132,15 +132,15 @@ pub(super) struct Outcome {
 }
 
 /// Returns the ratio of two figures of the same rounds: median, smallest and largest.
-pub(super) fn ratio(ours: &Figure, beside: &Figure) -> Option<Ratio> {
-    let rounds = ours.rounds.iter().zip(&beside.rounds);
+pub(super) fn ratio(ours: &Figure, reference: &Figure) -> Option<Ratio> {
+    let rounds = ours.rounds.iter().zip(&reference.rounds);
     let positive = rounds.filter(|(_, other)| **other > 0.0);
     Ratio::of(&positive.map(|(one, other)| one / other).collect::<Vec<_>>())
 }
 
 /// Returns the ratio of two 99th percentiles.
-pub(super) fn p99_ratio(ours: &Figure, beside: &Figure) -> Option<f64> {
-    let (one, other) = (ours.p99?, beside.p99?);
+pub(super) fn p99_ratio(ours: &Figure, reference: &Figure) -> Option<f64> {
+    let (one, other) = (ours.p99?, reference.p99?);
     rounded(one / other)
 }
 

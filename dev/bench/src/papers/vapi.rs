@@ -11,9 +11,9 @@ pub(super) static PAPER: Paper = Paper {
     by: "R. Grabner, F. Mietke, W. Rehm; TU Chemnitz, IPDPS 2004",
     text: "A device for MPICH2 over Mellanox' verbs: messages by send and receive with credits, \
            long ones by RDMA write with an immediate, and kept registrations (DME). Measured on \
-           four dual Xeon of 2.66 GHz with InfiniHost 4X cards in PCI-X slots, beside the \
-           device that MPICH2 delivered and MVAPICH2. Here it is the transport `ib` with `p2p` \
-           over soft-RoCE in an emulated guest (`tests/vm`), where only ratios mean something. No \
+           four dual Xeon of 2.66 GHz with InfiniHost 4X cards in PCI-X slots, compared with \
+           MPICH2's own device and MVAPICH2. Here it is the transport `ib` with `p2p` over \
+           soft-RoCE in an emulated guest (`tests/vm`), where only ratios mean something. No \
            InfiniBand hardware was available.",
     rows: &[
         Row {
@@ -21,7 +21,7 @@ pub(super) static PAPER: Paper = Paper {
             place: "section III-G",
             claim: "about 10 µs for the prototype; raw VAPI not given",
             ratio: None,
-            here: "guest: half a round trip of 8 B of `ib` beside `ib_send_lat` of perftest",
+            here: "guest: half a round trip of 8 B of `ib` compared with `ib_send_lat` of perftest",
             take: Take::Pair(pair(
                 "guest",
                 "half a round trip of 8 B",
@@ -37,7 +37,7 @@ pub(super) static PAPER: Paper = Paper {
             place: "section III-G",
             claim: "429 MB/s at 4 MB for the prototype, which copied twice; raw VAPI not given",
             ratio: None,
-            here: "guest: put of 1 MiB of `ib` beside `ib_write_bw` of perftest",
+            here: "guest: put of 1 MiB of `ib` compared with `ib_write_bw` of perftest",
             take: Take::Pair(pair("guest", "put of 1 MiB", None, "ib", "ib_write_bw")),
             less: "Long data goes in requests of 64 KiB, each with its own cost.",
             more: "Requests of 64 KiB suit the emulated interface better than one of 1 MiB.",
@@ -47,18 +47,18 @@ pub(super) static PAPER: Paper = Paper {
             place: "section IV-A, figure 6",
             claim: "loses about two thirds of the bandwidth of copies",
             ratio: Some(0.33),
-            here: "guest: ping-pong of 64 KiB, registered each time, beside copies",
+            here: "guest: ping-pong of 64 KiB, registered each time, compared with copies",
             take: Take::Pair(pair("guest", "ping-pong", Some(64 * KIB), "RDMA", "copies")),
             less: "Registering is emulated, too, and costs several times what it costs a card.",
             more: "In software a device needs no table of pages of its own, so registering costs \
-                   less beside a slow copy.",
+                   less compared with a slow copy.",
         },
         Row {
             experiment: "RDMA with kept registrations, 64 KiB",
             place: "section IV-A, figure 6",
             claim: "the loss is solved; a curve, no number",
             ratio: None,
-            here: "guest: ping-pong of 64 KiB, registrations kept, beside copies",
+            here: "guest: ping-pong of 64 KiB, registrations kept, compared with copies",
             take: Take::Pair(pair(
                 "guest",
                 "ping-pong",
@@ -90,7 +90,7 @@ pub(super) static PAPER: Paper = Paper {
             place: "section IV-B, table",
             claim: "9.63 µs; device of MPICH2 13.57, MVAPICH2 8.02",
             ratio: Some(0.71),
-            here: "MPI_Barrier of Open MPI over ESP beside TCP, two nodes: no InfiniBand",
+            here: "MPI_Barrier of Open MPI over ESP compared with TCP, two nodes: no InfiniBand",
             take: Take::Pair(pair("mpi", "barrier, 2 nodes", Some(0), "esp", "tcp")),
             less: "It is another network and another MPI: only the algorithm is alike.",
             more: "It is another network and another MPI: only the algorithm is alike.",
@@ -120,9 +120,9 @@ pub(super) static PAPER: Paper = Paper {
             more: "",
         },
         Row {
-            experiment: "ping-pong beside other devices",
+            experiment: "ping-pong compared with other devices",
             place: "section IV-B, figure 7",
-            claim: "beside MVAPICH2 and the device of MPICH2; curves, no number",
+            claim: "compared with MVAPICH2 and the device of MPICH2; curves, no number",
             ratio: None,
             here: "-",
             take: Take::Not("not run: needs an InfiniBand card and these MPIs"),

@@ -12,10 +12,10 @@ pub(super) static PAPER: Paper = Paper {
     text: "A module for LAM/MPI 7.1 over M-VIA, which gives Ethernet cards RDMA and bypasses \
            TCP/IP: tiny messages are copied at both ends, short ones registered by the sender, \
            long ones registered at both ends, and registrations are kept. Measured on two dual \
-           Athlon MP of 1.4 GHz with Intel Pro/100 S (Fast Ethernet), beside MPICH and LAM/MPI \
-           over TCP and MVICH over M-VIA. Here the network without TCP/IP is ESP between two nodes \
-           of the lab; the protocols over RDMA are the transport `ib` over soft-RoCE, an RDMA \
-           device in software, in an emulated guest (`tests/vm`), where only ratios mean \
+           Athlon MP of 1.4 GHz with Intel Pro/100 S (Fast Ethernet), compared with MPICH and \
+           LAM/MPI over TCP and MVICH over M-VIA. Here the network without TCP/IP is ESP between \
+           two nodes of the lab; the protocols over RDMA are the transport `ib` over soft-RoCE, an \
+           RDMA device in software, in an emulated guest (`tests/vm`), where only ratios mean \
            something. No InfiniBand hardware was available.",
     rows: &[
         Row {
@@ -23,7 +23,8 @@ pub(super) static PAPER: Paper = Paper {
             place: "section 4, figure 4",
             claim: "the least of all four, TCP the most; a curve, no number",
             ratio: None,
-            here: "half a round trip of 64 B of `p2p` over raw Ethernet, blocking, beside TCP",
+            here: "half a round trip of 64 B of `p2p` over raw Ethernet, blocking, compared with \
+                   TCP",
             take: Take::Pair(pair(
                 "sockets",
                 "half a round trip, MTU 1500, block",
@@ -37,9 +38,9 @@ pub(super) static PAPER: Paper = Paper {
         Row {
             experiment: "latency of RDMA, 8 B",
             place: "section 4, figure 6",
-            claim: "MPI over M-VIA beside M-VIA alone; a curve, no number",
+            claim: "MPI over M-VIA compared with M-VIA alone; a curve, no number",
             ratio: None,
-            here: "guest: half a round trip of `ib` beside `ib_write_lat` of perftest",
+            here: "guest: half a round trip of `ib` compared with `ib_write_lat` of perftest",
             take: Take::Pair(pair(
                 "guest",
                 "half a round trip of 8 B",
@@ -56,7 +57,7 @@ pub(super) static PAPER: Paper = Paper {
             claim: "TCP seems to be better up to 65 kB, which the authors call implausible; a \
                     curve, no number",
             ratio: None,
-            here: "own MPI ping-pong of 64 KiB over ESP, half a round trip beside TCP",
+            here: "own MPI ping-pong of 64 KiB over ESP, half a round trip compared with TCP",
             take: Take::Pair(pair("mpi", "ping-pong", Some(64 * KIB), "esp", "tcp")),
             less: "TCP's segmentation offload on a link without a card costs nothing.",
             more: "ESP over UDP uses offload, too.",
@@ -64,7 +65,7 @@ pub(super) static PAPER: Paper = Paper {
         Row {
             experiment: "bandwidth, 512 KiB",
             place: "section 4, figure 5",
-            claim: "better than TCP from 65 kB on; a curve, no number",
+            claim: "better than TCP at 65 kB and above; a curve, no number",
             ratio: None,
             here: "own MPI ping-pong of 512 KiB",
             take: Take::Pair(pair("mpi", "ping-pong", Some(512 * KIB), "esp", "tcp")),
@@ -75,10 +76,10 @@ pub(super) static PAPER: Paper = Paper {
         Row {
             experiment: "tiny: copied or registered",
             place: "section 3.1",
-            claim: "a copy takes some 2 µs less than a registration below 16 kB",
+            claim: "a copy takes about 2 µs less than a registration below 16 kB",
             ratio: None,
-            here: "guest: rate of messages of 4 KiB registered by the sender for one use, beside \
-                   copied ones",
+            here: "guest: rate of messages of 4 KiB registered by the sender for one use, compared \
+                   with copied ones",
             take: Take::Pair(pair("guest", "held", Some(4 * KIB), "held", "copied")),
             less: "As in the paper: below 16 KiB registering costs more than copying.",
             more: "Emulation makes copies dearer than system calls.",
@@ -88,8 +89,8 @@ pub(super) static PAPER: Paper = Paper {
             place: "section 3.1",
             claim: "default protocol of these lengths; no number",
             ratio: None,
-            here: "guest: messages of 16 000 B registered by the sender and kept, beside copied \
-                   ones",
+            here: "guest: messages of 16 000 B registered by the sender and kept, compared with \
+                   copied ones",
             take: Take::Pair(pair(
                 "guest",
                 "held",
@@ -104,9 +105,10 @@ pub(super) static PAPER: Paper = Paper {
         Row {
             experiment: "long: registered at both ends, registrations kept",
             place: "section 3.1",
-            claim: "default from 32 kB on; no number",
+            claim: "default at 32 kB and above; no number",
             ratio: None,
-            here: "guest: ping-pong of 64 KiB by RDMA with kept registrations, beside copies",
+            here: "guest: ping-pong of 64 KiB by RDMA with kept registrations, compared with \
+                   copies",
             take: Take::Pair(pair(
                 "guest",
                 "ping-pong",

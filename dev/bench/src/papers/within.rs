@@ -149,7 +149,7 @@ mod tests {
             let Ok(measures) = measures(pair.run, true) else {
                 continue;
             };
-            let two = [pair.ours, pair.beside];
+            let two = [pair.ours, pair.reference];
             for contender in two.into_iter().filter(|name| !name.is_empty()) {
                 let known = measures
                     .iter()

@@ -17,7 +17,8 @@ impl Memory {
     /// Borrows memory that may be written.
     ///
     /// # Safety
-    /// Valid for reads and writes of `length` bytes until the transport has given it back.
+    /// `pointer` must be valid for reads and writes of `length` bytes until the transport has given
+    /// it back.
     pub(super) unsafe fn new(pointer: *mut u8, length: usize) -> Memory {
         Memory { pointer, length }
     }
@@ -25,8 +26,8 @@ impl Memory {
     /// Borrows memory that is only the source of a copy.
     ///
     /// # Safety
-    /// Valid for reads of `length` bytes until the transport has given it back, and never the
-    /// target of [`copy`].
+    /// `pointer` must be valid for reads of `length` bytes until the transport has given it back,
+    /// and the value must never be the target of [`copy`].
     pub(super) unsafe fn source(pointer: *const u8, length: usize) -> Memory {
         Memory {
             pointer: pointer.cast_mut(),

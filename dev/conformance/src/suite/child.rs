@@ -26,7 +26,7 @@ pub(super) const PASSED: u8 = 3;
 pub(super) const BROKEN: u8 = 4;
 pub(super) const SKIPPED: u8 = 5;
 pub(super) const ABORTED: u8 = 6;
-/// Kinds of frames to a rank: all offers; the rank is dead; the case is over.
+/// Kinds of frames to a rank: all offers; the rank is dead; the case has ended.
 pub(super) const ALL: u8 = 11;
 pub(super) const DEAD: u8 = 12;
 pub(super) const OVER: u8 = 13;
@@ -223,7 +223,7 @@ impl Meeting for ProcessMeeting {
             match self.frame()? {
                 Some((DEAD, _)) => return Ok(()),
                 Some((kind, _)) => return Err(format!("frame {kind}, expected a death")),
-                None if self.over => return Err("the case is over".into()),
+                None if self.over => return Err("the case has ended".into()),
                 None => std::thread::sleep(Duration::from_micros(200)),
             }
         }

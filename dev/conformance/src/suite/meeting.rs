@@ -19,7 +19,7 @@ pub trait Meeting {
     /// The suite has ended.
     fn collect(&mut self) -> Result<Option<Vec<Option<Vec<u8>>>>, String>;
 
-    /// Kills a rank, possibly the own one. It is dead on return.
+    /// Kills a rank, possibly this one. It is dead on return.
     ///
     /// # Errors
     /// Killing is not supported.

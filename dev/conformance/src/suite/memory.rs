@@ -63,7 +63,7 @@ impl Buffer {
         copy
     }
 
-    /// Overwrites the first bytes, as far as there is room.
+    /// Overwrites the start of the buffer with as many of the bytes as fit.
     pub fn fill(&self, bytes: &[u8]) {
         let length = bytes.len().min(self.0.length);
         // SAFETY: at most `length` bytes on both sides; there is no reference into the buffer.

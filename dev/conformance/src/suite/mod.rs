@@ -151,10 +151,10 @@ pub struct Options {
     pub seed: u64,
     /// Cases to skip for this transport, each with the reason, which is printed.
     pub skip: Vec<(&'static str, String)>,
-    /// Whether ranks that are processes run the cases that kill a rank at the same time, after the
-    /// other cases. For a transport that notices a death by a timeout.
+    /// True if ranks that are processes run the cases that kill a rank concurrently, after the
+    /// other cases. For a transport that detects a death by a timeout.
     pub deaths_at_once: bool,
-    /// Whether the transport ends connections that are not used. A peer that ends without one may
+    /// True if the transport ends connections that are not used. A peer that ends without one may
     /// be reported as `Gone`, even if there was a connection earlier.
     pub ends_connections: bool,
     /// Name of the only case to run. Without it, `BTL_CASE` selects by a part of the name.

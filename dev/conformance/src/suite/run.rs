@@ -166,7 +166,7 @@ impl Run {
         }
     }
 
-    /// Adds every rank, including the own one.
+    /// Adds every rank, including this one.
     ///
     /// # Errors
     /// Another rank is unreachable.
@@ -180,7 +180,7 @@ impl Run {
     /// Adds a rank.
     ///
     /// # Errors
-    /// The rank is unreachable. The own rank may be: another transport can serve it.
+    /// The rank is unreachable. This rank itself may be: another transport can serve it.
     pub fn add(&mut self, peer: Rank) -> Result<(), Failure> {
         let path = self.btl.add_peer(peer, &self.addresses[peer as usize]);
         match &path {
@@ -215,7 +215,7 @@ impl Run {
     /// Returns the result of `add_peer` for a peer.
     ///
     /// # Errors
-    /// The peer is unreachable: a case with the own rank is skipped, any other fails.
+    /// The peer is unreachable: if it is this rank, the case is skipped, otherwise it fails.
     pub fn path(&self, peer: Rank) -> Result<PeerInfo, Failure> {
         match self.paths.get(peer as usize) {
             Some(Ok(path)) => Ok(path.clone()),
@@ -242,7 +242,7 @@ impl Run {
         &mut self,
         watch: &mut dyn FnMut(&mut dyn Tx, Event<'_>),
     ) -> Result<usize, Failure> {
-        let done = self.look(watch)?;
+        let done = self.poll_with(watch)?;
         if done == 0 {
             // The machine may have fewer processors than the job has ranks.
             self.idle += 1;
@@ -261,7 +261,7 @@ impl Run {
     ///
     /// # Errors
     /// As for [`step`](Run::step).
-    pub fn look(
+    pub fn poll_with(
         &mut self,
         watch: &mut dyn FnMut(&mut dyn Tx, Event<'_>),
     ) -> Result<usize, Failure> {
@@ -329,7 +329,7 @@ impl Run {
     /// Sends a message, retrying while the transport is `Busy`.
     ///
     /// # Errors
-    /// Every error but `Busy`, and as for [`step`](Run::step).
+    /// Every error except `Busy`, and as for [`step`](Run::step).
     pub fn send(&mut self, peer: Rank, header: &[u8], body: &[u8]) -> Result<(), Failure> {
         loop {
             match self.btl.send(peer, header, &[IoSlice::new(body)]) {
@@ -359,7 +359,7 @@ impl Run {
     /// Sends the next stream message, retrying while the transport is `Busy`.
     ///
     /// # Errors
-    /// Every error but `Busy`, and as for [`step`](Run::step).
+    /// Every error except `Busy`, and as for [`step`](Run::step).
     pub fn stream(&mut self, peer: Rank, sizes: Sizes) -> Result<(), Failure> {
         loop {
             match self.stream_now(peer, sizes) {
@@ -449,7 +449,7 @@ impl Run {
         Ok(self.meeting.kill(rank)?)
     }
 
-    /// Kills the own rank: `return Err(run.die())`.
+    /// Kills this rank: `return Err(run.die())`.
     pub fn die(&mut self) -> Failure {
         match self.meeting.kill(self.rank) {
             Ok(()) => Failure::Killed,

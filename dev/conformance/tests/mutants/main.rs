@@ -96,13 +96,13 @@ const TABLE: &[(Break, &str, &str)] = &[
         "send after close",
     ),
     (Break::ClosesNothing, "use_after_close", "send after close"),
-    (Break::LeftIsDied, "left", "closed in order: Died"),
+    (Break::LeftIsDied, "left", "closed gracefully: Died"),
     (
         Break::MessageAfterFailure,
         "left",
         "a message from rank 2 after its failure",
     ),
-    (Break::LeftIsDied, "drop_closes", "closed in order: Died"),
+    (Break::LeftIsDied, "drop_closes", "closed gracefully: Died"),
     (
         Break::FlushLies,
         "flush_exit",
@@ -139,7 +139,7 @@ const TABLE: &[(Break, &str, &str)] = &[
         "were pending",
     ),
     (Break::ForgetsCompletion, "death_mid_get", "were pending"),
-    (Break::LeftIsDied, "left_mid_get", "closed in order: Died"),
+    (Break::LeftIsDied, "left_mid_get", "closed gracefully: Died"),
     (Break::NeverFails, "death_of_poster", "time limit"),
     (
         Break::ForgetsReceived,

@@ -106,7 +106,7 @@ fn fails(test: &str, case: &'static str, fault: &'static str, words: &str) {
         },
     );
     let right = matches!(&report.lines[..], [(_, Outcome::Failed(why))] if why.contains(words));
-    assert!(right, "{:?} where {words:?} was expected", report.lines);
+    assert!(right, "expected {words:?} in {:?}", report.lines);
 }
 
 #[test]

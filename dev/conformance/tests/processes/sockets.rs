@@ -281,7 +281,7 @@ impl Btl for SocketBtl {
         true
     }
 
-    /// The kernel has every message. The one that `close` sends needs room.
+    /// The kernel has all messages already, but the one that `close` sends needs room.
     fn flush(&mut self) -> bool {
         self.outgoing.iter().all(|(peer, socket)| {
             let mut fds = [PollFd::new(socket, PollFlags::OUT)];

@@ -5,7 +5,7 @@ use crate::file::{Grid, Kind, Variable};
 #[derive(Default)]
 struct Fixed {
     series: Vec<Series>,
-    /// Answer to `x{a}`, the query of one node; otherwise the same.
+    /// Answer to `x{a}`, the query of one node; `None`: that of all nodes.
     few: Option<Vec<Series>>,
     alerts: Vec<(String, String, Option<String>)>,
 }

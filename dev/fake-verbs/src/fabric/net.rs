@@ -84,7 +84,7 @@ impl Node {
 }
 
 /// # Safety
-/// Both sides are registered, so mapped, and the fabric's lock is held.
+/// Both ranges must be registered, and therefore mapped, and the fabric's lock must be held.
 unsafe fn copy(from: u64, to: u64, length: usize) {
     let from: *const u8 = ptr::with_exposed_provenance(from as usize);
     let to: *mut u8 = ptr::with_exposed_provenance_mut(to as usize);

@@ -5,9 +5,9 @@ use std::collections::VecDeque;
 use super::control::{Control, Window};
 use super::{SACKS, Segment};
 
-/// Least retransmission timeout (`TCP_RTO_MIN` of Linux).
+/// Minimum retransmission timeout (`TCP_RTO_MIN` of Linux).
 const RTO_MIN: u64 = 200_000_000;
-/// Largest retransmission timeout.
+/// Maximum retransmission timeout.
 const RTO_MAX: u64 = 120_000_000_000;
 /// Retransmission timeout before the first measurement.
 const RTO_FIRST: u64 = 1_000_000_000;
@@ -69,7 +69,7 @@ pub(super) struct Conn {
     window: Window,
     limited: bool,
     recover: Option<u64>,
-    /// The recovery began with a timeout: slow start goes on meanwhile.
+    /// The recovery began with a timeout: slow start continues during it.
     after_timeout: bool,
     latest: Latest,
     srtt: u64,
@@ -79,7 +79,7 @@ pub(super) struct Conn {
     probed: bool,
     rto_at: Option<u64>,
     probe_at: Option<u64>,
-    /// Time at which segments are lost that may only be late until then.
+    /// Time at which segments count as lost that until then may only be late.
     reorder_at: Option<u64>,
     pub(super) retransmits: u64,
     pub(super) timeouts: u64,
@@ -363,7 +363,7 @@ impl Conn {
         }
     }
 
-    /// Sets the timers after a change of what is in flight.
+    /// Sets the timers after a change of the segments in flight.
     fn plan(&mut self, now: u64) {
         let waiting = self.pipe + self.lost > 0;
         self.rto_at = waiting.then(|| now + self.rto());

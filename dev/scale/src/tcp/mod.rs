@@ -20,7 +20,7 @@ use crate::stack::{Counts, Notice, Stack};
 use conn::{Conn, State};
 pub use control::Control;
 
-/// Ranges of a selective acknowledgement beside a timestamp.
+/// Number of ranges of a selective acknowledgement that fit in addition to a timestamp.
 const SACKS: usize = 3;
 /// Bytes of the headers of IP and TCP with timestamps.
 const HEADERS: u32 = 20 + 32;
@@ -56,7 +56,7 @@ pub struct Segment {
     echo: u64,
 }
 
-/// A connection with what the node notes about it.
+/// A connection and the node's notes about it.
 #[derive(Debug)]
 struct Entry {
     conn: Conn,

@@ -1,4 +1,4 @@
-//! Workloads: what they send, and what happens to the network meanwhile.
+//! Workloads: their messages, and the faults of the network during the run.
 
 mod patterns;
 
@@ -13,9 +13,9 @@ use patterns::{AllToAll, Doubling, Halo, Incast, JobStart, Ring, Servers};
 const PARTNERS: u32 = 64;
 /// Partners for long messages.
 const FEW_PARTNERS: u32 = 16;
-/// Largest number of nodes of which each sends to all others.
+/// Maximum number of nodes of which each sends to all others.
 const ALL_TO_ALL_NODES: u32 = 1000;
-/// Steps of a ring that are simulated at most: all are alike.
+/// Maximum number of steps of a ring that are simulated: all are alike.
 const RING_STEPS: u32 = 200;
 /// Bytes of the vector that an allreduce adds up.
 const VECTOR: u64 = 4 << 20;
@@ -76,7 +76,7 @@ impl Workload {
         Workload::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// Returns what is sent, in a sentence.
+    /// Describes the messages in a sentence.
     pub fn about(self) -> &'static str {
         match self {
             Workload::Incast => {
@@ -152,9 +152,9 @@ pub struct Case {
     pub pattern: Box<dyn Pattern>,
     /// The connections are opened before the start.
     pub set_up: bool,
-    /// What fails meanwhile.
+    /// Faults of the network during the run.
     pub faults: Vec<Fault>,
-    /// Messages sent again and again meanwhile.
+    /// Messages that are sent again and again during the run.
     pub background: Vec<(u32, u32, u64)>,
     /// Slow nodes, with the nanoseconds by which each is.
     pub slow: Vec<(u32, u64)>,

@@ -66,7 +66,7 @@ pub(super) struct Halo {
 }
 
 impl Halo {
-    /// Creates the most cubic torus of at most so many nodes.
+    /// Creates the torus of at most `nodes` nodes that is closest to a cube.
     pub(super) fn new(nodes: u32, rounds: u32, bytes: u64) -> Halo {
         let mut best = [1, 1, nodes];
         let worth = |[a, b, c]: [u32; 3]| (a * b * c / 16, std::cmp::Reverse(c - a));
@@ -248,7 +248,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeMap;
 
-    /// What is sent in a round is what is expected.
+    /// Checks that the messages sent in a round are those expected.
     fn balanced(pattern: &dyn Pattern, nodes: u32) {
         for round in 0..pattern.rounds() {
             let mut sent = BTreeMap::<u32, u32>::new();

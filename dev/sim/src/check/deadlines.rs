@@ -1,7 +1,7 @@
-//! Deadlines: what a side of a connection must have sent by now.
+//! Deadlines of the packets that a side of a connection has to send.
 //!
-//! The rules give times without those of the host. A host of a scenario has up to [`HOST`] more for
-//! timers, receptions and a full queue.
+//! The times of the rules do not include the host's. The host of a scenario may take up to [`HOST`]
+//! longer because of timers, receptions and a full queue.
 
 use super::flow::Side;
 use super::frame::{PRB, View};
@@ -9,7 +9,7 @@ use esp_proto::{Duration, Instant};
 
 /// Time that a host may be late.
 const HOST: Duration = Duration::from_millis(100);
-/// Longest RTO (W-47).
+/// Maximum RTO (W-47).
 const MAX_RTO: Duration = Duration::from_millis(200);
 
 /// Times of the packets of one side.

@@ -40,7 +40,7 @@ pub struct Side {
     pub has_reset: bool,
     /// This side's node was restarted.
     pub forgotten: bool,
-    /// Largest payload that this side can receive.
+    /// Maximum payload that this side can receive.
     pub max_payload: u16,
     /// Features that this side offers.
     pub features: u8,
@@ -56,7 +56,7 @@ pub struct Side {
     /// Position of the peer's FIN.
     peer_fin: Option<u64>,
     agreed_payload: u16,
-    /// Largest payload by the set-up blocks.
+    /// Maximum payload by the set-up blocks.
     agreed_at_set_up: u16,
     /// Next new position.
     next: u64,
@@ -65,7 +65,7 @@ pub struct Side {
     sent: VecDeque<u64>,
     /// Position that the peer has acknowledged in frames delivered to this side.
     acked: u64,
-    /// Largest number of positions that were outstanding at once.
+    /// Maximum number of positions that were outstanding at once.
     most: u64,
     edge: u64,
     /// Largest payload whose probe was answered.
@@ -329,7 +329,7 @@ impl Side {
             ));
         }
         if let Some(fin) = self.fin {
-            return Err(format!("W-54: position {position} behind the FIN at {fin}"));
+            return Err(format!("W-54: position {position} after the FIN at {fin}"));
         }
         if position >= self.edge {
             return Err(format!(

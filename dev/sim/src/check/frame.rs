@@ -77,7 +77,7 @@ pub struct ExtView<'a> {
 /// The fields of a set-up block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetUpView<'a> {
-    /// Largest payload.
+    /// Maximum payload.
     pub max_payload: u16,
     /// Incarnation of this side.
     pub nonce: u64,
@@ -102,7 +102,7 @@ pub struct MoveView {
     pub fin_received: bool,
     /// The sender has lost its state.
     pub resumed: bool,
-    /// Largest payload of the sending interface.
+    /// Maximum payload of the sending interface.
     pub max_payload: u16,
     /// Number of the move.
     pub epoch: u32,
@@ -349,9 +349,9 @@ impl<'a> View<'a> {
             features: p[7],
             key: p.get(28..28 + usize::from(p[1])).unwrap_or_default(),
         };
-        let behind = &p[28 + set_up.key.len()..];
+        let after_key = &p[28 + set_up.key.len()..];
         // W-100: 1 to 8 addresses, if there are any.
-        let rails = match (p[7] & !(ECN | RESUME | COOKIES), behind) {
+        let rails = match (p[7] & !(ECN | RESUME | COOKIES), after_key) {
             (0, []) => true,
             (MOVES, [count, macs @ ..]) => {
                 (1..=8).contains(count)

@@ -20,19 +20,19 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Records a packet that its sender's endpoint built, from the packet type on, with the mark of
-    /// its incarnation.
+    /// Records a packet that its sender's endpoint built, starting at the packet type, with the
+    /// mark of its incarnation.
     pub fn sent(&mut self, src: MacAddr, dst: MacAddr, body: &[u8], mark: u64) {
         let entry = self.packets.entry((src, dst, fingerprint(body)));
         let entry = entry.or_default();
         (entry.sent, entry.mark) = (entry.sent + 1, mark);
     }
 
-    /// Records a packet that a layer took for one of `src`. Returns its mark.
+    /// Records a packet that a layer accepted as one of `src`. Returns its mark.
     ///
     /// # Errors
-    /// It was not sent, or taken as often before as it was sent. A broadcast is taken by several
-    /// nodes, and again by one that has restarted (W-146).
+    /// It was not sent, or was taken already as often as it was sent. A broadcast is taken by
+    /// several nodes, and again by one that has restarted (W-146).
     pub fn taken(&mut self, src: MacAddr, dst: MacAddr, body: &[u8]) -> Result<u64, String> {
         let Some(entry) = self.packets.get_mut(&(src, dst, fingerprint(body))) else {
             return Err(format!("W-144: a packet that {src} never sent to {dst}"));

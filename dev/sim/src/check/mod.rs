@@ -1,6 +1,6 @@
 //! Observer of every frame that endpoints send: checks that it is well formed ([`frame`]) and obeys
-//! the rules that span frames ([`flow`]). It knows the delivered frames, and so what a sender can
-//! know.
+//! the rules that span frames ([`flow`]). It knows which frames were delivered, and therefore all
+//! that a sender can know.
 
 mod deadlines;
 pub mod flow;
@@ -126,7 +126,8 @@ impl Checker {
         let Ok(set_up) = view.set_up() else {
             return;
         };
-        // Before those of the node in whose name it is: the last one sends.
+        // Inserted before the sides of the node that is its source: the last side is the one that
+        // sends.
         let side = Side::new(&set_up, view.seq, safe_payload(carrier));
         self.sides.entry(key).or_default().insert(0, side);
     }
@@ -198,11 +199,11 @@ impl Checker {
             }
             self.opens(key, &view, safe_payload(carrier))?;
         }
-        let present = self
+        let current = self
             .sides
             .get_mut(&key)
             .and_then(|sides| sides.pop_if(|side| !side.forgotten));
-        let Some(mut side) = present else {
+        let Some(mut side) = current else {
             if self.paths.contains(&key) {
                 return Ok(0);
             }
@@ -351,7 +352,7 @@ impl Checker {
         else {
             return;
         };
-        // The first answer counts; another one comes from a peer that was restarted meanwhile.
+        // The first answer counts; another one comes from a peer that has been restarted since.
         let takes = |s: &SetUpView<'_>| {
             s.peer_nonce == side.nonce && [0, s.nonce].contains(&side.peer_nonce)
         };

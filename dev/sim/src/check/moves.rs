@@ -89,7 +89,7 @@ impl Checker {
             return Err(format!("W-105: DONE without a GO: {block:?}"));
         };
         let Some(own) = self.position(key, on_path(nonce, block.epoch)) else {
-            return Ok(()); // superseded meanwhile
+            return Ok(()); // superseded in the meantime
         };
         let mut side = self.sides.get_mut(&key).map(|sides| sides.remove(own));
         if let (Some(side), Some(sides)) = (&mut side, self.sides.get(&reverse))

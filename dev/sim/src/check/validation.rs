@@ -1,5 +1,5 @@
-//! What a node may send over UDP to an address that is not validated (W-123): not more bytes than
-//! it received from there.
+//! Limit on what a node sends over UDP to an address that is not validated (W-123): no more bytes
+//! than it received from there.
 
 use super::Key;
 use super::frame::{ACK, EXT, PRB, RST, SYN, View};

@@ -196,8 +196,8 @@ impl World {
             return;
         };
         let may_fail = self.flows[flow].plan.may_fail;
-        // Not a protocol violation: the last acknowledgement was lost until the peer's TIME-WAIT
-        // was over. That all bytes arrived is checked at the end.
+        // Not a protocol violation: each last acknowledgement was lost until the peer's TIME-WAIT
+        // ended. That all bytes arrived is checked at the end.
         let late =
             reason == CloseReason::Reset(ResetReason::Unknown) && conn.tx.shut && conn.rx.finished;
         if reason != CloseReason::Finished && !may_fail && !late {

@@ -28,7 +28,7 @@ pub(super) fn addresses(bytes: &[u8]) -> Option<(MacAddr, MacAddr)> {
 }
 
 impl World {
-    /// Has a station see all frames and act on `rate` parts per million of them.
+    /// Adds a station that sees all frames and acts on `rate` parts per million of them.
     pub fn add_forger(&mut self, rate: u32) {
         let rng = self.rng.fork(u64::MAX);
         self.forger = Some(Forger::new(rng, rate, self.nodes.len()));
@@ -86,7 +86,7 @@ impl World {
         })
     }
 
-    /// Returns a received frame as the node's endpoint gets it, if it gets it.
+    /// Returns a received frame in the form that the node's endpoint gets; `None` if it gets none.
     pub(super) fn opened_frame(&mut self, number: usize, frame: Frame) -> Option<Frame> {
         let node = &mut self.nodes[number];
         let (Some(layer), Some((dst, src))) = (&mut node.layer, addresses(&frame.bytes)) else {

@@ -9,8 +9,8 @@ use crate::trace;
 use crate::world::{Action, World};
 use esp_proto::{ConnOptions, EdpKind, Endpoint, HEAD_LEN, MacAddr, Port};
 
-/// Bytes of a packet beside the largest datagram of any kind.
-const LEAST_OVERHEAD: usize = 14;
+/// Bytes of a packet in addition to a datagram: the minimum over all kinds.
+const MIN_OVERHEAD: usize = 14;
 
 impl World {
     pub(super) fn act(&mut self, action: Action) {
@@ -76,7 +76,7 @@ impl World {
     ) {
         let (mut head, carrier) = ([0u8; HEAD_LEN], self.carrier);
         // The interface may carry less than when the datagram was planned.
-        let len = len.min(self.nodes[node].endpoint.mtu() as usize - LEAST_OVERHEAD);
+        let len = len.min(self.nodes[node].endpoint.mtu() as usize - MIN_OVERHEAD);
         let built = self.nodes[node].endpoint.edp_header(
             &mut head,
             port,
@@ -156,7 +156,7 @@ impl World {
         }
     }
 
-    /// Lets flows fail that have no connection yet with the program behind a listener.
+    /// Allows flows to fail whose connection is not yet attached to the listener's program.
     fn excuse_unattached(&mut self, number: usize, port: Port) {
         for flow in &mut self.flows {
             let plan = &flow.plan;

@@ -55,8 +55,8 @@ pub struct LinkConfig {
     /// Frames that may wait for the wire; one more is dropped (or held back by a host, see
     /// [`crate::net`]).
     pub queue: usize,
-    /// Frames in the queue from which on an arriving frame is marked (CE) if it is capable (ECT);
-    /// `None` never marks.
+    /// Number of frames in the queue at or above which an arriving frame is marked (CE) if it is
+    /// capable (ECT); `None` never marks.
     pub mark: Option<usize>,
     /// Time from the last bit sent to arrival.
     pub delay: Duration,

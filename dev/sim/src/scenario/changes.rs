@@ -1,5 +1,6 @@
-//! What a scenario has beside its links, programs and losses of memory: protection of packets and a
-//! station that forges them, several interfaces, changes of interfaces and listeners, shutdown.
+//! Parts of a scenario other than its links, programs and losses of memory: protection of packets
+//! and a station that forges them, several interfaces, changes of interfaces and listeners,
+//! shutdown.
 
 use super::{Cut, NodePlan, PORT, Scenario};
 use crate::check::frame::{ACK, Forge, PRB, RST, SYN};
@@ -12,7 +13,7 @@ use esp_proto::secure::Suite;
 use esp_proto::{Duration, MacAddr};
 
 /// Address of no node.
-const NOBODY: MacAddr = MacAddr([2, 0, 0, 0, 0xff, 0xff]);
+const NO_NODE: MacAddr = MacAddr([2, 0, 0, 0, 0xff, 0xff]);
 /// Time to connect where packets are protected. A peer that has lost its sessions is noticed after
 /// a second, and each second HELLO and ACCEPT may be lost (W-145).
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
@@ -20,7 +21,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 const ABORTED: u8 = 4;
 
 impl Scenario {
-    /// Adds all of it. Nothing of this where frames are altered on the way without protection.
+    /// Adds all of it. Adds nothing where frames are altered on the way without protection.
     pub(super) fn add_changes(&mut self, rng: &mut Rng) {
         if self.hostile {
             return;
@@ -61,7 +62,7 @@ impl Scenario {
         station.map_or(node, |station| station[0])
     }
 
-    /// Lets all flows of a node fail.
+    /// Allows all flows of a node to fail.
     pub(super) fn excuse(&mut self, node: usize) {
         let owner = self.owner(node);
         for flow in &mut self.flows {
@@ -69,8 +70,8 @@ impl Scenario {
         }
     }
 
-    /// Has all nodes require protection against a station that forges, or against damage, or some
-    /// use it with each other.
+    /// Makes all nodes require protection, against a station that forges or against damage, or
+    /// makes some nodes use it with each other.
     fn add_protection(&mut self, rng: &mut Rng) {
         let ciphers = [
             Suite::INTEGRITY,
@@ -90,7 +91,7 @@ impl Scenario {
             config.protection = Some(Protection { suite, require });
             config.endpoint.connect_timeout = PATIENCE;
             if require {
-                // What the check sequence does not show.
+                // Corruption that the check sequence does not detect.
                 config.port.up.corruption = Corruption::Delivered;
                 config.port.down.corruption = Corruption::Delivered;
             }
@@ -100,7 +101,7 @@ impl Scenario {
         }
     }
 
-    /// Gives each node a second interface, with its own links and MTU, and has interfaces fail.
+    /// Gives each node a second interface, with its own links and MTU, and makes interfaces fail.
     fn add_rails(&mut self, rng: &mut Rng) {
         let count = self.nodes.len();
         for node in 0..count {
@@ -135,13 +136,13 @@ impl Scenario {
         }
     }
 
-    /// Has an interface carry smaller frames for a time.
+    /// Makes an interface carry smaller frames for a time.
     fn add_mtu(&mut self, rng: &mut Rng) {
         let node = rng.below(self.nodes.len() as u64) as usize;
         let mtu = self.nodes[node].config.mtu;
         let smaller: Vec<u32> = [128, 576, 1500, 4000]
             .into_iter()
-            .filter(|smaller| (self.carrier.least_mtu()..mtu).contains(smaller))
+            .filter(|smaller| (self.carrier.min_mtu()..mtu).contains(smaller))
             .collect();
         if smaller.is_empty() {
             return;
@@ -170,7 +171,7 @@ impl Scenario {
                 ),
                 2 => {
                     let port = rng.range(1, 65_535) as u16;
-                    forged(NOBODY, port, SYN).with_set_up(rng.next_u64(), 0, 100)
+                    forged(NO_NODE, port, SYN).with_set_up(rng.next_u64(), 0, 100)
                 }
                 _ => {
                     let mut frame = forged(src, flow.from_port, SYN | PRB);

@@ -5,14 +5,14 @@ use crate::rng::Rng;
 use crate::world::Action;
 use esp_proto::Duration;
 
-/// Peer timeout of all nodes then: some outages last longer.
+/// Peer timeout of all nodes in such a scenario: some outages last longer.
 const PEER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest outage in microseconds.
-const LONGEST: u64 = 40_000_000;
+/// Maximum length of an outage in microseconds.
+const MAX_OUTAGE: u64 = 40_000_000;
 
 impl Scenario {
-    /// Has a node lose power in one of twenty scenarios. Its flows may fail; its peers must notice
-    /// (W-46), or learn after the boot that their connections are unknown (W-50).
+    /// Cuts the power of a node in one of twenty scenarios. Its flows may fail; its peers must
+    /// notice (W-46), or learn after the boot that their connections are unknown (W-50).
     pub(super) fn add_outage(&mut self, rng: &mut Rng) {
         if self.hostile || !rng.chance(50_000) {
             return;
@@ -20,7 +20,7 @@ impl Scenario {
         let number = self.nodes.len() as u64;
         let node = self.owner(rng.below(number) as usize);
         let at = Duration::from_micros(rng.magnitude(1, 50_000));
-        let lasts = Duration::from_micros(rng.magnitude(1000, LONGEST));
+        let lasts = Duration::from_micros(rng.magnitude(1000, MAX_OUTAGE));
         self.excuse(node);
         for plan in &mut self.nodes {
             plan.config.endpoint.peer_timeout = PEER_TIMEOUT;

@@ -6,13 +6,13 @@ use crate::net::Direction;
 use esp_proto::Duration;
 use std::fmt::Write as _;
 
-/// Queues from which on the port marks: none, and 20 frames.
+/// Lengths of the queue at which the port starts to mark: none, and 20 frames.
 const MARKS: [Option<usize>; 2] = [None, Some(20)];
 
 const HEAD: &str = "\
 Flows from as many nodes to one, as in fairness.txt, by ECN: \"20\" is the number of frames in the switch port's queue (of 64)
-from which on it marks. Queue: frames that a frame finds there, on average and at most. Marks: of the frames offered to the
-port. Measured for half a second (1 Gbit/s) or 50 ms (10 Gbit/s); drops, marks and queue from the set-up on.
+at which it starts to mark. Queue: frames that a frame finds there, on average and at most. Marks: of the frames offered to the
+port. Measured for half a second (1 Gbit/s) or 50 ms (10 Gbit/s); drops, marks and queue include the set-up.
 
 ";
 const BURST_HEAD: &str = "

@@ -24,9 +24,9 @@ pub struct Incast {
     pub mtu: u32,
     /// Rate of all links in Gbit/s.
     pub gbits: u64,
-    /// Virtual time from the first byte of the last flow on.
+    /// Virtual time measured, which starts with the first byte of the last flow.
     pub time: Duration,
-    /// Queue from which on the port marks, with ECN; `None`: without ECN.
+    /// Length of the queue at which the port starts to mark, with ECN; `None`: without ECN.
     pub mark: Option<usize>,
 }
 
@@ -199,7 +199,7 @@ pub struct Burst {
     pub flows: usize,
     /// Bytes of a block.
     pub bytes: u64,
-    /// Queue from which on the port marks, with ECN; `None`: without ECN.
+    /// Length of the queue at which the port starts to mark, with ECN; `None`: without ECN.
     pub mark: Option<usize>,
 }
 
@@ -253,7 +253,7 @@ const HEAD: &str = "\
 Flows from as many nodes to one, whose switch port has a queue of 64 frames; round trip 50 us. Mean of three seeds; Jain, slowest,
 fastest and stall: the worst of them. Use: payload rate of all flows by what the port can carry. Jain: fairness index of the flows'
 rates, 1 is equal. Stall: longest time without a byte for any flow. Drops: by the port, of the frames offered to it.
-Measured for half a second (1 Gbit/s) or 50 ms (10 Gbit/s) from the time on when all flows have begun.
+Measured for half a second (1 Gbit/s) or 50 ms (10 Gbit/s) after all flows have begun.
 
 ";
 const BURST_HEAD: &str = "

@@ -4,8 +4,8 @@ use crate::{PORT, ms};
 use esp_sim::plan::{FlowPlan, Write};
 use esp_sim::{NodeConfig, World};
 
-/// Returns a world with two flows from nodes 1 and 2 to node 0, whose port marks from 10 frames on
-/// and holds 64.
+/// Returns a world with two flows from nodes 1 and 2 to node 0, whose port marks at 10 frames or
+/// more and holds 64.
 fn incast(offers: [bool; 3]) -> World {
     let mut world = World::new(9);
     for ecn in offers {

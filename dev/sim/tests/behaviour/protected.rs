@@ -50,7 +50,7 @@ fn forgeries_do_not_harm_nodes_that_require_protection() {
     }
 }
 
-/// The checks see the forgeries where nothing else does.
+/// Without protection the same forgeries are detected by the checks.
 #[test]
 fn the_same_forgeries_break_transfers_without_protection() {
     let broken = (1..=10).filter(|seed| {

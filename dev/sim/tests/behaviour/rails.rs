@@ -1,4 +1,4 @@
-//! Stations with two interfaces: no byte is lost and no connection fails while one path is left
+//! Stations with two interfaces: no byte is lost and no connection fails while one path remains
 //! (W-100 to W-108).
 
 use crate::{PORT, ms, us, world};

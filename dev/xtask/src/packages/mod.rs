@@ -185,7 +185,7 @@ fn maintainer() -> String {
     format!("{name} <{email}>")
 }
 
-/// Returns the changelog that Debian asks for beside that of the project.
+/// Returns the changelog that Debian requires in addition to that of the project.
 fn entry(package: &str, date: &str) -> String {
     format!(
         "{package} ({}-1) unstable; urgency=medium\n\n  * Packaged from source; changelog.gz has \

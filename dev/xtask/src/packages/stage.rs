@@ -1,4 +1,5 @@
-//! Builds what the packages contain, and arranges it in a folder for each below `target/packages`.
+//! Builds the contents of the packages, and arranges them in a folder for each below
+//! `target/packages`.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! An engine that ends at each of its stores to the rings of a stream, and the next one, which
-//! resumes the connection: both programs get every byte once and in order.
+//! An engine ends at each of its stores to the rings of a stream, and the next one resumes the
+//! connection: both programs get every byte once and in order.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use netns::{Node, TwoNodes};
 
 use super::super::Engine;
 use crate::clock::Clock;
-use crate::shm::mortal::Life;
+use crate::shm::crash::StoreBudget;
 use crate::shm::{
     ClientPage, Doorbell, EngineView, Region, RingSizes, RxConsumer, Status, StreamState,
     TxProducer,
@@ -24,19 +24,19 @@ pub(in crate::engine) const CLIENT: ClientId = ClientId(1);
 const PORT: u16 = 7000;
 /// The smallest ring that sends, and one that receives four frames.
 pub(in crate::engine) const SIZES: RingSizes = RingSizes { tx: 4096, rx: 8192 };
-/// Bytes in each direction: more than a ring has.
+/// Number of bytes in each direction: more than a ring holds.
 const LEN: u64 = 10_000;
 /// Time of one round.
 const STEP: esp_proto::Duration = esp_proto::Duration::from_micros(200);
-/// Rounds after which a transfer has failed.
+/// Number of rounds after which a transfer has failed.
 const ROUNDS: u32 = 200_000;
 /// State of a stream whose connection the peer's node does not have.
 const FORGOTTEN: StreamState = StreamState::Closed(CloseReason::Reset(ResetReason::Unknown));
-/// Maximum number of lives that end before the stream is established on both sides: two for each
+/// Maximum number of engines that end before the stream is established on both sides: two for each
 /// word of the image, for the one that activates it, and for two changes of the state.
 const SET_UP: u64 = 2 * 24;
-/// A life without an end.
-const FOREVER: Life = Life {
+/// A budget that is never used up.
+const UNLIMITED: StoreBudget = StoreBudget {
     stores: u64::MAX,
     sharp: false,
 };
@@ -49,13 +49,13 @@ fn byte(index: u64, side: usize) -> u8 {
 /// An engine, and the daemon's part of it.
 pub(in crate::engine) struct Host<'a> {
     node: &'a Node,
-    /// `None` after its end.
+    /// `None` after it has ended.
     pub(in crate::engine) engine: Option<Engine>,
     handle: EngineHandle,
     events: Receiver<EngineEvent>,
     page: Arc<ClientPage>,
     listens: bool,
-    life: Life,
+    budget: StoreBudget,
 }
 
 impl<'a> Host<'a> {
@@ -78,7 +78,7 @@ impl<'a> Host<'a> {
             events,
             page,
             listens,
-            life: FOREVER,
+            budget: UNLIMITED,
         };
         host.send(Command::AddClient {
             client: CLIENT,
@@ -114,9 +114,9 @@ impl<'a> Host<'a> {
 
     /// Runs one round; false if the engine has ended.
     pub(in crate::engine) fn poll(&mut self, now: Instant) -> bool {
-        let Host { engine, life, .. } = self;
+        let Host { engine, budget, .. } = self;
         let engine = engine.as_mut().expect("it has not ended");
-        life.run(|| engine.poll_at(now, None)).is_some()
+        budget.run(|| engine.poll_at(now, None)).is_some()
     }
 }
 
@@ -163,7 +163,7 @@ impl End {
         self.open
     }
 
-    /// Writes and reads what there is.
+    /// Writes and reads as much as the rings allow.
     fn work(&mut self, host: &Host<'_>) {
         if !self.is_established() {
             return;
@@ -200,12 +200,12 @@ impl End {
     }
 
     /// Returns true if nothing more will happen.
-    fn is_over(&self) -> bool {
+    fn is_done(&self) -> bool {
         self.rx.available() == 0 && matches!(self.status.state(), StreamState::Closed(_))
     }
 }
 
-/// How a transfer went in which engines ended.
+/// Outcome of a transfer during which engines ended.
 #[derive(Debug, PartialEq)]
 enum Outcome {
     /// An engine ended before its program could have brought the stream to the next one: an error
@@ -229,14 +229,14 @@ impl<'a> Rig<'a> {
         }
     }
 
-    /// Transfers bytes in both directions, while the engines of one side end as `lives` says.
-    /// Returns the stores that its last engine executed, too.
-    fn transfer(&mut self, side: usize, lives: &[Life]) -> (Outcome, u64) {
+    /// Transfers bytes in both directions, while the engines of one side end when their `budgets`
+    /// are used up. Returns the outcome, and the number of stores that the last engine executed.
+    fn transfer(&mut self, side: usize, budgets: &[StoreBudget]) -> (Outcome, u64) {
         self.transfers += 1;
         let slot = self.transfers;
-        let given = lives;
-        let mut lives = lives.iter().copied().chain([FOREVER]);
-        self.hosts[side].life = lives.next().unwrap_or(FOREVER);
+        let given = budgets;
+        let mut budgets = budgets.iter().copied().chain([UNLIMITED]);
+        self.hosts[side].budget = budgets.next().unwrap_or(UNLIMITED);
         let mut ends = [Some(self.connect(slot)), None];
         for _ in 0..ROUNDS {
             self.now = self.now + STEP;
@@ -249,7 +249,7 @@ impl<'a> Rig<'a> {
                         return (Outcome::NotEstablished, 0);
                     };
                     self.hosts[at].resume(end);
-                    self.hosts[at].life = lives.next().unwrap_or(FOREVER);
+                    self.hosts[at].budget = budgets.next().unwrap_or(UNLIMITED);
                 }
             }
             if let Some(arrival) = self.arrival(slot) {
@@ -260,7 +260,7 @@ impl<'a> Rig<'a> {
                     end.work(host);
                 }
             }
-            if ends.iter().flatten().filter(|end| end.is_over()).count() == 2 {
+            if ends.iter().flatten().filter(|end| end.is_done()).count() == 2 {
                 break;
             }
         }
@@ -281,8 +281,8 @@ impl<'a> Rig<'a> {
         }
         assert!(ends.iter().all(Option::is_some), "nothing was accepted");
         self.close(slot);
-        let life = std::mem::replace(&mut self.hosts[side].life, FOREVER);
-        (Outcome::Complete, FOREVER.stores - life.stores)
+        let budget = std::mem::replace(&mut self.hosts[side].budget, UNLIMITED);
+        (Outcome::Complete, UNLIMITED.stores - budget.stores)
     }
 
     pub(in crate::engine) fn connect(&self, slot: u16) -> End {
@@ -342,10 +342,10 @@ impl<'a> Rig<'a> {
         }
     }
 
-    /// Ends what is left of a transfer.
+    /// Aborts a transfer at both ends.
     fn abandon(&mut self, slot: u16) {
         for host in &mut self.hosts {
-            host.life = FOREVER;
+            host.budget = UNLIMITED;
             host.send(Command::Abort {
                 client: CLIENT,
                 slot,
@@ -387,8 +387,8 @@ fn bytes_survive_an_engine_that_ends_at_each_of_its_stores() {
         let mut complete = 0u64;
         for stores in 0..=all {
             for sharp in [false, true] {
-                let life = Life { stores, sharp };
-                let (outcome, _) = rig.transfer(side, &[life]);
+                let budget = StoreBudget { stores, sharp };
+                let (outcome, _) = rig.transfer(side, &[budget]);
                 complete += u64::from(outcome == Outcome::Complete);
             }
         }
@@ -407,12 +407,12 @@ fn bytes_survive_a_next_engine_that_ends_while_it_resumes() {
     let mut rig = Rig::new(&nodes);
     for side in 0..2 {
         let (_, all) = rig.transfer(side, &[]);
-        let first = Life {
+        let first = StoreBudget {
             stores: all / 2 + 10,
             sharp: true,
         };
         for stores in 0..60 {
-            let next = Life {
+            let next = StoreBudget {
                 stores,
                 sharp: stores % 2 == 0,
             };

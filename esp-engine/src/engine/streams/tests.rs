@@ -1,4 +1,4 @@
-//! Streams in virtual time: beside datagrams, and after their program has closed them.
+//! Streams in virtual time: together with datagrams, and after their program has closed them.
 
 use netns::TwoNodes;
 
@@ -10,7 +10,8 @@ use crate::LinkId;
 use crate::shm::StreamState;
 use esp_proto::{CloseReason, Duration};
 
-/// Time of one round: longer than a round trip, and short beside all timers but the least ones.
+/// Duration of a round: longer than a round trip, and short compared with all timers except the
+/// shortest.
 const STEP: Duration = Duration::from_millis(20);
 const SLOT: u16 = 1;
 

@@ -1,8 +1,8 @@
 //! Models of a region whose engine ends at any write, and of the next engine.
 //!
 //! The next engine reads a region after the earlier one has ended, so its loads are ordered after
-//! all stores that were executed. The image is read here by a thread beside the writer, without any
-//! order but that of the words themselves.
+//! all stores that were executed. Here, a thread reads the image concurrently with the writer,
+//! ordered only by the words themselves.
 
 use std::sync::Arc;
 
@@ -92,7 +92,7 @@ fn loom_a_writer_loses_no_byte_between_two_engines() {
                 producer.finish();
             });
             let mut first = TxConsumer::new(region.clone());
-            // The doorbell stands for this: the engine sees what is written at some time.
+            // In place of the doorbell: the engine sees the written bytes eventually.
             while first.poll_written().expect("an honest program").total < 1 {
                 thread::yield_now();
             }

@@ -297,7 +297,7 @@ fn a_ring_is_mapped_twice_and_rings_do_not_overlap() {
             unsafe { here.store(index, &mark) };
         }
         let mut both = vec![0; here.capacity()];
-        // SAFETY: as above; from the middle on, a whole ring.
+        // SAFETY: as above; a whole ring, starting at its middle.
         unsafe { there.load(here.capacity() as u64 / 2, &mut both) };
         let half = here.capacity() / 2;
         for (i, byte) in both.iter().enumerate() {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use super::super::layout::FIN;
 use super::super::{
-    Region, RegionError, RingSizes, RxConsumer, RxProducer, RxView, TxConsumer, TxProducer, TxView,
+    Corruption, Region, RegionError, RingSizes, RxConsumer, RxProducer, RxView, TxConsumer,
+    TxProducer, TxView,
 };
 use super::{pair, stretch};
 use shmem::sync::Ordering;
@@ -517,4 +518,28 @@ fn roles_exist_once_for_a_file_opened_twice() {
     drop(producer);
     drop(RxConsumer::new(open().expect("released")));
     drop(TxProducer::new(open().expect("released")));
+}
+
+#[test]
+fn one_of_two_engines_that_resume_a_region_at_once_gets_it() {
+    let sizes = RingSizes { tx: 4096, rx: 4096 };
+    for _ in 0..500 {
+        let (region, file) = Region::create(sizes).unwrap();
+        drop(region);
+        let adopted = || Region::adopt(file.as_fd(), sizes).unwrap();
+        let regions = [adopted(), adopted()];
+        let start = std::sync::Barrier::new(2);
+        let results = std::thread::scope(|scope| {
+            let engines = regions.each_ref().map(|region| {
+                scope.spawn(|| {
+                    start.wait();
+                    let tx = TxConsumer::resume(Arc::clone(region))?;
+                    let rx = RxProducer::resume(Arc::clone(region))?;
+                    Ok::<_, Corruption>((tx, rx))
+                })
+            });
+            engines.map(|engine| engine.join().expect("no panic"))
+        });
+        assert_eq!(results.iter().filter(|ends| ends.is_ok()).count(), 1);
+    }
 }

@@ -1,4 +1,4 @@
-//! Checksums in the place of keys (W-148). The CRC itself is tested where it is implemented, in
+//! Checksums in place of keys (W-148). The CRC itself is tested where it is implemented, in
 //! `esp-engine`.
 
 use super::*;
@@ -7,7 +7,7 @@ fn checked(own: NodeAddr, require: bool, seed: u8) -> Node {
     node(own, SecureConfig::checksum(require, 0x88b6), seed)
 }
 
-/// Sends from each to the other; returns what has arrived.
+/// Sends a packet from each node to the other; returns the packets that have arrived.
 fn both_ways(now: Instant, a: &mut Node, b: &mut Node) -> Vec<Vec<u8>> {
     a.send(now, B, b"to b");
     b.send(now, A, b"to a");
@@ -54,8 +54,8 @@ fn keys_and_checksums_have_no_session_with_each_other() {
 
 #[test]
 fn the_public_key_authenticates_nobody() {
-    // The public key in the place of a secret one, and a secret one for checksums: such a node has
-    // no session with one that does it right.
+    // The public key in place of a secret one, and a secret one for checksums: such a node has no
+    // session with a correctly configured one.
     let public = SecureConfig {
         suite: Suite::ENCRYPT,
         ..SecureConfig::checksum(true, 0x88b6)

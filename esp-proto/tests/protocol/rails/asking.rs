@@ -3,7 +3,7 @@
 use super::*;
 use crate::resume::{adopt, lose};
 
-/// Returns the steps of the MOVE frames that A has sent since `from`, but one of each round of ASK.
+/// Returns the steps of the MOVE frames that A has sent since `from`, with one ASK for each round.
 fn steps(fabric: &Fabric, from: usize) -> Vec<Step> {
     let of_a = |(src, dst, block): &(MacAddr, MacAddr, Move)| {
         let one = (*src, *dst) == (mac(0xa, 1), mac(0xb, 1));

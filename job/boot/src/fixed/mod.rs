@@ -25,7 +25,7 @@ use files::Folder;
 use process::Process;
 
 const NAME: &str = "fixed";
-/// First and longest interval between two scans of the folder.
+/// First and maximum interval between two scans of the folder.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(10));
 /// Interval at which missing processes are checked.
 const LIVENESS: Duration = Duration::from_millis(50);
@@ -103,14 +103,14 @@ impl Fixed {
         })
     }
 
-    /// Returns an error if the process of a rank has ended without coming to this fence.
+    /// Returns an error if the process of a rank has ended without reaching this fence.
     fn check_alive(&self, rank: u32) -> Result<(), BootError> {
         let text = self.folder.read(&format!("rank-{rank}"))?;
         let process = text.and_then(|text| Process::parse(&text));
         let Some(process) = process.filter(|process| process.is_dead()) else {
             return Ok(());
         };
-        // What it wrote before its end may be newer than the last look.
+        // It may have written a message or values after the last scan and before its end.
         self.check_abort()?;
         if self.folder.read(&self.notes_of(rank))?.is_some() {
             return Ok(());
@@ -129,7 +129,7 @@ impl Fixed {
     fn wait_for(&mut self, missing: &mut Vec<u32>) -> Result<(), BootError> {
         let deadline = Instant::now() + self.timeout;
         let mut pause = PAUSES.0;
-        let mut look = Instant::now() + LIVENESS;
+        let mut next_check = Instant::now() + LIVENESS;
         loop {
             let mut still = Vec::new();
             for &rank in missing.iter() {
@@ -149,11 +149,11 @@ impl Fixed {
             };
             self.check_abort()?;
             let now = Instant::now();
-            if now > look {
+            if now > next_check {
                 missing
                     .iter()
                     .try_for_each(|&rank| self.check_alive(rank))?;
-                look = now + LIVENESS;
+                next_check = now + LIVENESS;
             }
             if now > deadline {
                 let (others, limit) = (missing.len() - 1, self.timeout);

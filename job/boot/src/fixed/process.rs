@@ -7,7 +7,7 @@ use std::io;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::BootError;
-use crate::error::At;
+use crate::error::Context;
 
 /// Identity as three numbers: process id, start time in clock ticks since boot, inode of the pid
 /// namespace.
@@ -23,11 +23,11 @@ impl Process {
     pub(super) fn me() -> Result<Process, BootError> {
         let doing = || format!("{}: reading /proc", super::NAME);
         let pid = rustix::process::getpid().as_raw_nonzero().get();
-        let (_, start) = stat("self").at(doing)?;
+        let (_, start) = stat("self").context(doing)?;
         Ok(Process {
             pid,
             start,
-            namespace: namespace().at(doing)?,
+            namespace: namespace().context(doing)?,
         })
     }
 
@@ -43,7 +43,8 @@ impl Process {
         words.next().is_none().then_some(process)
     }
 
-    /// Returns true if the process is known to have ended; false also if it is invisible from here.
+    /// Returns true if the process is known to have ended; false if it runs, or is not visible from
+    /// here.
     pub(super) fn is_dead(self) -> bool {
         self.is_here() && !self.runs()
     }
@@ -54,10 +55,11 @@ impl Process {
             return;
         };
         if let Ok(fd) = pidfd_open(pid, PidfdFlags::empty())
-            // Checked after opening, since from then on the id cannot pass to another process.
+            // Checked after opening, because the descriptor keeps its process even if the id is
+            // reused.
             && self.runs()
         {
-            // The process may have ended by itself.
+            // The process may have ended in the meantime.
             let _ = pidfd_send_signal(&fd, Signal::TERM);
         }
     }

@@ -156,7 +156,7 @@ fn a_process_that_died_is_named_at_once() {
     );
 }
 
-/// Values that a process wrote after the last look at the folder, and before its end, are read.
+/// Values that a process wrote after the last scan of the folder, and before its end, are read.
 #[test]
 fn a_process_that_ended_after_the_fence_is_not_missing() {
     let folder = Temp::new();

@@ -19,7 +19,7 @@ use std::time::Duration;
 use rustix::fs::{FileType, fstat};
 
 use crate::detect::{bad, check_place};
-use crate::error::{At, printable};
+use crate::error::{Context, printable};
 use crate::{BootError, Bootstrap, Client, Environment, MAX_JOB, MAX_VALUE, hex, sys};
 use line::wrong;
 use wire::Wire;
@@ -28,7 +28,7 @@ use wire::Wire;
 const NAME: &str = "pmi1";
 /// Maximum length of a line to send: the buffer of old launchers has 1024 bytes.
 const MAX_COMMAND: usize = 1000;
-/// Highest descriptor that is accepted from a launcher.
+/// Maximum number of a descriptor that is accepted from a launcher.
 const MAX_FD: i32 = 1 << 16;
 /// Time limit of the connection to `PMI_PORT`.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -78,7 +78,7 @@ impl Pmi1 {
             .rsplit_once(':')
             .map(|(_, port)| port.parse::<u16>());
         if !matches!(port, Some(Ok(_))) {
-            return Err(bad("PMI_PORT", address, "host:port is expected"));
+            return Err(bad("PMI_PORT", address, "expected host:port"));
         }
         let doing = || {
             let address = printable(address);
@@ -89,8 +89,8 @@ impl Pmi1 {
             let stream = TcpStream::connect_timeout(&address, CONNECT.min(timeout));
             stream.map_err(|error| refused = error).ok()
         };
-        let mut addresses = address.to_socket_addrs().at(doing)?.take(8);
-        let stream = addresses.find_map(connect).ok_or(refused).at(doing)?;
+        let mut addresses = address.to_socket_addrs().context(doing)?.take(8);
+        let stream = addresses.find_map(connect).ok_or(refused).context(doing)?;
         let mut wire = Wire::new(stream.into(), timeout);
         let what = "greeting the launcher";
         let answer = wire.ask(&format!("cmd=initack pmiid={id}"), "initack", what)?;
@@ -150,7 +150,7 @@ impl Pmi1 {
             value_max,
         };
         let longest = full(crate::MAX_SIZE - 1, &"k".repeat(crate::MAX_KEY), MAX_VALUE);
-        if longest.len() > key_max || pmi.room(&longest) < SHORTEST {
+        if longest.len() > key_max || pmi.room(&longest) < MIN_ROOM {
             return Err(wrong(format!(
                 "the launcher supports keys of {key_max} and values of {value_max} bytes, which is not enough"
             )));
@@ -178,8 +178,8 @@ impl Pmi1 {
     }
 }
 
-/// Minimum size of a value, which has to hold the length and some digits.
-const SHORTEST: usize = 16;
+/// Minimum size of a value, which must hold the length and some digits.
+const MIN_ROOM: usize = 16;
 
 /// Returns the launcher's key for a part of a value.
 fn full(rank: u32, key: &str, part: usize) -> String {

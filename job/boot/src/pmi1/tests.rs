@@ -239,7 +239,7 @@ fn the_variant_with_a_port_learns_rank_and_size() {
         ),
         (
             &["cmd=initack rc=0", "cmd=set size=8 rank=8 debug=0"],
-            "8 ranks are counted",
+            "8 ranks are numbered",
         ),
         (
             &["cmd=initack rc=0", "cmd=set size=x rank=0 debug=0"],

@@ -10,13 +10,13 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use super::NAME;
 use super::line::{Line, MAX_LINE, wrong};
 use crate::BootError;
-use crate::error::At;
+use crate::error::Context;
 
 /// A stream socket.
 #[derive(Debug)]
 pub(super) struct Wire {
     fd: OwnedFd,
-    /// Bytes received after the last line taken.
+    /// Bytes received after the last line that was taken.
     input: Vec<u8>,
     pub(super) timeout: Duration,
 }
@@ -41,7 +41,7 @@ impl Wire {
                 Err(Errno::AGAIN) => self.wait(PollFlags::OUT, deadline, what)?,
                 Err(Errno::INTR) => {}
                 Err(Errno::PIPE | Errno::CONNRESET) => return Err(BootError::Closed(what)),
-                Err(e) => return Err(e).at(|| format!("{NAME}: {what}")),
+                Err(e) => return Err(e).context(|| format!("{NAME}: {what}")),
             }
         }
         Ok(())
@@ -80,7 +80,7 @@ impl Wire {
                     .extend_from_slice(part.get(..n).unwrap_or_default()),
                 Err(Errno::AGAIN) => self.wait(PollFlags::IN, deadline, what)?,
                 Err(Errno::INTR) => {}
-                Err(e) => return Err(e).at(|| format!("{NAME}: {what}")),
+                Err(e) => return Err(e).context(|| format!("{NAME}: {what}")),
             }
             // A launcher that sends parts of a line gets no more time than a silent one.
             if Instant::now() > deadline {
@@ -103,7 +103,7 @@ impl Wire {
         match poll(&mut [PollFd::new(&self.fd, flags)], Some(&time)) {
             Ok(0) => Err(self.late(what)),
             Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(e) => Err(e).at(|| format!("{NAME}: {what}")),
+            Err(e) => Err(e).context(|| format!("{NAME}: {what}")),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Types, constants and signatures of PMIx, declared by hand as far as the calls need them.
+//! Types, constants and signatures of PMIx that the calls need, declared by hand.
 //!
 //! Sizes and offsets are those of PMIx 3 to 6 on 64-bit systems, asserted at compile time; a test
 //! compares them with the headers, where those are installed.
@@ -44,7 +44,7 @@ pub(super) struct ByteObject {
     pub(super) size: usize,
 }
 
-/// The union in `pmix_value_t`, as far as it is used here.
+/// The union in `pmix_value_t`, with the members that are used here.
 #[repr(C)]
 pub(super) union Data {
     pub(super) flag: bool,

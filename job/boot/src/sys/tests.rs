@@ -167,7 +167,7 @@ fn values_are_taken_and_freed() {
             },
         }
     }
-    // SAFETY: each value is whole, from malloc, and passed on here.
+    // SAFETY: each value is complete, from malloc, and passed to `take` only.
     unsafe {
         assert_eq!(
             take(made(TYPE_UINT32, Data { uint32: 5 }), 9),

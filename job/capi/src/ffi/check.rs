@@ -9,8 +9,8 @@ use super::CStatus;
 use crate::code::{Code, Fault};
 use crate::streams::Timeout;
 
-/// Limit of time limits, which keeps deadlines within what clocks count.
-const LONGEST: Duration = Duration::from_secs(10 * 365 * 86_400);
+/// Maximum time limit, which keeps deadlines within the range of the clock.
+const MAX_TIMEOUT: Duration = Duration::from_secs(10 * 365 * 86_400);
 
 /// Converts a length, which must not be negative.
 fn length(length: i64) -> Result<usize, Fault> {
@@ -141,7 +141,7 @@ pub(super) fn timeout(milliseconds: i64) -> Timeout {
     match u64::try_from(milliseconds) {
         Err(_) => Timeout::Never,
         Ok(0) => Timeout::AtOnce,
-        Ok(some) => Timeout::After(Duration::from_millis(some).min(LONGEST)),
+        Ok(some) => Timeout::After(Duration::from_millis(some).min(MAX_TIMEOUT)),
     }
 }
 

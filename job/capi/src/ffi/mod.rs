@@ -2,9 +2,9 @@
 //! code.
 //!
 //! # Safety
-//! For all functions: pointers are null or valid as esp.h requires, for the length it gives, and
-//! buffers of non-blocking calls stay valid until the request completes. Nothing else has to be
-//! promised, and these cannot be checked here.
+//! For all functions: pointers must be null or valid as esp.h requires, for the length it
+//! specifies, and buffers of non-blocking calls must stay valid until the request completes. There
+//! are no other conditions; these cannot be checked here.
 #![allow(clippy::missing_safety_doc, clippy::too_many_arguments)]
 
 mod check;
@@ -68,14 +68,14 @@ impl CStatus {
 
 /// Runs the work of a function and converts its error or panic to a code.
 fn guard(work: impl FnOnce() -> Result<(), Fault>) -> c_int {
-    // State that a panic leaves unfinished is behind locks that ignore poison, or in the engine,
-    // which checks itself.
+    // State that a panic leaves incomplete is protected by locks that ignore poisoning, or is in
+    // the engine, which checks itself.
     let fault = match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(())) => return Code::Success as c_int,
         Ok(Err(fault)) => fault,
         Err(_) => Fault::new(
             Code::Internal,
-            "a bug of the library (its message is on standard error)",
+            "a bug in the library (its message is on standard error)",
         ),
     };
     code::set_last_error(&fault.text);

@@ -31,8 +31,8 @@ impl SendBatch {
         self.frames.get(..self.queued)?.get(index)?.dst
     }
 
-    /// Returns the number of frames from `from` on that leave as one segmented buffer; one if
-    /// `from` is before `single`.
+    /// Returns the number of frames, starting with `from`, that are sent as one segmented buffer;
+    /// one if `from` is before `single`.
     pub(crate) fn group_at(&self, from: usize, single: usize) -> usize {
         if from < single {
             return 1;
@@ -43,8 +43,8 @@ impl SendBatch {
         group(waiting.iter().map_while(datagram)).max(1)
     }
 
-    /// Writes the kernel's description of the frames from `from` on, as datagrams. Returns the
-    /// number of messages.
+    /// Writes the kernel's description of the frames, starting with `from`, as datagrams. Returns
+    /// the number of messages.
     pub(crate) fn describe_datagrams(&mut self, from: usize, single: usize) -> usize {
         let slots = self.frames.len();
         let datagrams = self.datagrams.get_or_insert_with(|| {

@@ -36,7 +36,7 @@ pub(super) fn pair(length: usize) -> Option<(ShmBtl, ShmBtl, Vec<u8>, btl::Regio
     Some((one, other, source, region))
 }
 
-/// Lets the sender claim the last chunk of the receiver's first `get`, complete or not.
+/// Claims the last chunk of the receiver's first `get` for the sender, complete or not.
 fn claims_last_chunk(sender: &mut ShmBtl, done: u64) {
     let (_, peer) = sender.peer(0).expect("it was added");
     let word = &peer.producer.mine().shares.0[crate::coop::place(1)];
@@ -86,7 +86,7 @@ fn only_registered_memory_is_copied_on_request_for_help() {
         (u64::MAX - 5, to, length),
         (to, from, length),
         (from, to, 0),
-        // Memory that is not mapped is no error of this process.
+        // Memory that is not mapped is not an error of this process.
         (from, 8, length),
         (from, u64::MAX - 100, length),
     ] {

@@ -2,7 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// This program was started with SIGPIPE ignored. Rust's runtime ignores it before `main`.
+/// True if this program was started with SIGPIPE ignored. Rust's runtime ignores it before `main`,
+/// so this is checked earlier.
 static IGNORES_PIPE: AtomicBool = AtomicBool::new(false);
 
 #[used]

@@ -1,4 +1,4 @@
-//! Requests of programs.
+//! Serves the requests of programs.
 
 use std::collections::HashMap;
 use std::io::{self, IoSliceMut, Read};
@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use constant_time_eq::constant_time_eq;
 use esp_client::Client;
-use preload_wire::{Answer, PATIENCE, Request, Sealed, Sockets, Until, read_line, write_line};
+use preload_wire::{
+    Answer, DeadlineReader, PATIENCE, Request, Sealed, Sockets, read_line, write_line,
+};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, recvmsg};
 
@@ -41,12 +43,12 @@ impl Strangers {
     }
 }
 
-/// Answers requests: at once where that cannot block, else in a thread of its own each.
+/// Answers requests: at once if that cannot block, or else each in a thread of its own.
 pub(super) fn serve(node: &Arc<Node>, control: &UnixListener) {
     let mut strangers = Strangers::default();
     for stream in control.incoming() {
         let Ok(stream) = stream else {
-            // Out of descriptors: others are closed meanwhile.
+            // Out of descriptors: others may be closed in the meantime.
             thread::sleep(Duration::from_millis(10));
             continue;
         };
@@ -88,11 +90,11 @@ fn take(node: &Arc<Node>, stream: UnixStream, user: u32, unread: Arc<()>) {
     }
 }
 
-/// Reads the request, if it is there, as it is for most, which are written right after the
-/// connection is made. Takes no descriptors.
+/// Reads the request if it has arrived. Most have, because programs write it right after they
+/// connect. Takes no descriptors.
 ///
 /// # Errors
-/// There are descriptors, or what is there is no request.
+/// Descriptors came with the bytes, or the first line is not a request.
 fn waiting(mut stream: &UnixStream) -> io::Result<Option<Sealed>> {
     let mut bytes = [0; 1024];
     let mut parts = [IoSliceMut::new(&mut bytes)];
@@ -119,7 +121,7 @@ fn waiting(mut stream: &UnixStream) -> io::Result<Option<Sealed>> {
     read_line(&*line).map(Some)
 }
 
-/// Returns true if the answer needs no other process, and is short.
+/// Returns true if the answer is short and needs no other process.
 fn is_quick(request: &Request) -> bool {
     matches!(
         request,
@@ -140,7 +142,7 @@ fn answer_late(
     unread: Arc<()>,
 ) {
     let Some(request) = request.or_else(|| read(node, &stream, user)) else {
-        // Which can block, for as long as the user wants.
+        // Closing it can block for as long as the user wants.
         drop(stream);
         drop(unread);
         return;
@@ -155,7 +157,7 @@ fn answer_late(
 /// Reads a request; `None` if it does not come in time, or may not be answered.
 fn read(node: &Node, stream: &UnixStream, user: u32) -> Option<Request> {
     let deadline = Instant::now() + PATIENCE;
-    let sealed: Sealed = read_line(Until { stream, deadline }).ok()?;
+    let sealed: Sealed = read_line(DeadlineReader { stream, deadline }).ok()?;
     is_allowed(node, user, &sealed).then_some(sealed.request)
 }
 
@@ -197,7 +199,8 @@ fn handle(node: &Arc<Node>, request: Request) -> io::Result<Answer> {
         Request::Open => {
             Client::shared()?;
             table.check_room()?;
-            // Not a count: other users could take the names that it leads to.
+            // Random instead of a counter: otherwise other users could take the names that follow
+            // from it.
             let id = getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?;
             return Ok(Answer::Opened { id });
         }

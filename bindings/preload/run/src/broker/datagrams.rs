@@ -23,19 +23,20 @@ use super::streams::interface;
 use super::table::{Entry, lock};
 use super::{Node, system};
 
-/// Longest wait for a datagram between two looks whether the program has closed its socket.
-const LOOK: Duration = Duration::from_millis(200);
-/// Longest datagram of a program, with the address before it.
+/// Interval between checks whether the program has closed its socket.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// Maximum length of a program's datagram with the address before it, in bytes.
 const MAX_DATAGRAM: usize = 65536;
 /// Length of the family at the beginning of an address, in bytes.
 const FAMILY: u32 = 2;
-/// Number of sockets that datagrams from different senders are delivered by.
+/// Maximum number of sockets that deliver datagrams to a program, one for each sender.
 const SENDERS: usize = 64;
 
 /// Binds a socket.
 pub(super) fn bind(node: &Arc<Node>, name: &str, addr: Enet) -> io::Result<()> {
     let entry = node.table.entry(name)?;
-    // Locked until the state has the port: of two requests at a time one fails, and finds it there.
+    // Locked until the state contains the port: of two concurrent requests, one fails and finds the
+    // port.
     let mut bound = lock(&entry.datagrams.socket);
     if bound.is_some() {
         return Err(Errno::EINVAL.into());
@@ -75,7 +76,7 @@ pub(super) fn bind(node: &Arc<Node>, name: &str, addr: Enet) -> io::Result<()> {
     receiving.inspect_err(|_| node.table.remove(name))
 }
 
-/// Connects a socket to a port of a node, or ends that.
+/// Connects a socket to a port of a node, or disconnects it.
 pub(super) fn direct(node: &Arc<Node>, name: &str, peer: Option<Enet>) -> io::Result<Answer> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let entry = node.table.entry(name)?;
@@ -104,14 +105,14 @@ pub(super) fn direct(node: &Arc<Node>, name: &str, peer: Option<Enet>) -> io::Re
     Ok(Answer::Direct { name: own })
 }
 
-/// The broker's end towards a connected socket of a program.
+/// The broker's socket for a connected socket of a program.
 pub(super) struct Direct {
-    /// The address that it is connected to, whose datagrams alone are delivered.
+    /// The address that it is connected to; only datagrams from there are delivered.
     peer: Enet,
     from_program: FromProgram,
 }
 
-/// A socket of the broker that gets the datagrams of one socket of a program.
+/// A socket of the broker that receives the datagrams of one socket of a program.
 struct FromProgram {
     socket: UnixDatagram,
     /// Name of the program's socket.
@@ -124,15 +125,16 @@ impl FromProgram {
     fn bind(own: &str, program: &str) -> io::Result<FromProgram> {
         let socket = UnixDatagram::bind_addr(&abstract_addr(own)?)?;
         socket.connect_addr(&abstract_addr(program)?)?;
-        socket.set_read_timeout(Some(LOOK))?;
+        socket.set_read_timeout(Some(POLL_INTERVAL))?;
         setsockopt(&socket, sockopt::PassCred, &true)?;
         let program = program.to_owned();
         Ok(FromProgram { socket, program })
     }
 
-    /// Returns the next datagram; `None` after [`LOOK`], and for one of another sender: every user
-    /// of the node could send to the socket before it was connected. The kernel gives a name to one
-    /// socket at a time, but to another user's once the program has closed its own.
+    /// Returns the next datagram; `None` after [`POLL_INTERVAL`] or if it is from another sender,
+    /// because every user of the node could send to the socket before it was connected. A name
+    /// belongs to one socket at a time, but another user can take it after the program has closed
+    /// its socket.
     fn receive<'a>(&self, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
         let mut control = cmsg_space!(UnixCredentials);
         let mut parts = [IoSliceMut::new(buffer)];
@@ -143,7 +145,8 @@ impl FromProgram {
             _ => None,
         });
         let is_own = users.next().is_some_and(system::is_user_of_programs);
-        // A socket without a name has not even a family, which `as_abstract` does not expect.
+        // The address of a socket without a name lacks even the family, which `as_abstract` does
+        // not expect.
         let sender = received.address.filter(|addr| addr.len() > FAMILY);
         let name = sender.as_ref().and_then(UnixAddr::as_abstract);
         let is_expected = is_own && name == Some(self.program.as_bytes());
@@ -152,7 +155,7 @@ impl FromProgram {
     }
 }
 
-/// Sends what the program sends with an address.
+/// Sends the datagrams that the program sends with an address.
 fn send_addressed(entry: &Entry, socket: &EdpSocket, from_program: &FromProgram) {
     let mut buffer = vec![0; MAX_DATAGRAM];
     while !entry.is_gone() {
@@ -165,7 +168,8 @@ fn send_addressed(entry: &Entry, socket: &EdpSocket, from_program: &FromProgram)
     }
 }
 
-/// Sends what the program sends without an address, until it is connected to another one.
+/// Sends the datagrams that the program sends without an address, until its socket is connected to
+/// another one.
 fn send_direct(entry: &Entry, socket: &EdpSocket, direct: &Arc<Direct>) {
     let mut buffer = vec![0; MAX_DATAGRAM];
     while !entry.is_gone() {
@@ -193,7 +197,7 @@ fn receive(node: &Node, name: &str, entry: &Entry, socket: &EdpSocket) {
     let mut buffer = vec![0; socket.max_payload()];
     let mut senders: VecDeque<(Enet, UnixDatagram)> = VecDeque::new();
     while !entry.is_gone() {
-        let (length, info) = match socket.recv_from_timeout(&mut buffer, LOOK) {
+        let (length, info) = match socket.recv_from_timeout(&mut buffer, POLL_INTERVAL) {
             Ok(received) => received,
             Err(error) if error.kind() == io::ErrorKind::TimedOut => continue,
             Err(_) => return,
@@ -248,7 +252,7 @@ fn deliver(
         }
     };
     let (_, socket) = senders.get(index).ok_or(Errno::ENOTCONN)?;
-    // Waits for room: meanwhile datagrams wait in the ring of the socket of EDP.
+    // Waits for room; in the meantime, datagrams wait in the ring of the EDP socket.
     socket.send_to_addr(bytes, &abstract_addr(name)?).map(drop)
 }
 
@@ -285,7 +289,7 @@ mod tests {
         let (program, other) = (bound(&name), bound(&format!("{name}.x")));
         let unnamed = UnixDatagram::unbound().unwrap();
         let socket = bound(&own);
-        socket.set_read_timeout(Some(LOOK)).unwrap();
+        socket.set_read_timeout(Some(POLL_INTERVAL)).unwrap();
         setsockopt(&socket, sockopt::PassCred, &true).unwrap();
         // As it is before it is connected.
         let from_program = FromProgram {

@@ -1,5 +1,5 @@
-//! Listeners of TCP, as the kernel's socket diagnostics (`sock_diag(7)`) know them: without a walk
-//! through all connections of the machine, which `/proc/net/tcp` takes.
+//! Finds listeners of TCP by the kernel's socket diagnostics (`sock_diag(7)`). Unlike
+//! `/proc/net/tcp`, this does not visit all connections of the machine.
 
 use std::collections::HashSet;
 use std::io;
@@ -11,24 +11,24 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, netlink, recv
 const BY_FAMILY: u16 = 20;
 /// Flags of a request for all sockets: REQUEST, ROOT, MATCH.
 const DUMP: u16 = 0x301;
-/// Type of an error.
+/// Type of an error message.
 const ERROR: u16 = 2;
-/// Type of the end.
+/// Type of the message that ends an answer.
 const DONE: u16 = 3;
 /// Length of the header of a message.
 const HEADER: usize = 16;
 /// Length of a request, with the header.
 const REQUEST: usize = HEADER + 56;
-/// State of listeners, as a bit.
+/// Bit of the listening state.
 const LISTEN: u32 = 1 << 10;
 const IPPROTO_TCP: u8 = 6;
-/// Place of the inode in an answer, behind the header.
+/// Offset of the inode in an answer, after the header.
 const INODE: usize = 68;
 
 /// Returns the inodes of the sockets that listen on a port.
 ///
 /// # Errors
-/// Those of the system; the kernel has no such diagnostics.
+/// Errors of the system, including that the kernel does not support socket diagnostics.
 pub(super) fn listeners(port: u16) -> io::Result<HashSet<u64>> {
     let socket = socket(
         AddressFamily::NETLINK,
@@ -64,7 +64,7 @@ fn request(family: u8, port: u16) -> Vec<u8> {
     bytes
 }
 
-/// Adds the inodes of the messages; false at the end of the answer.
+/// Adds the inodes of the messages. Returns false at the end of the answer.
 fn take(mut bytes: &[u8], inodes: &mut HashSet<u64>) -> io::Result<bool> {
     while let Some((message, rest)) = split(bytes) {
         match message.get(4..6) {

@@ -15,14 +15,14 @@ use super::streams::{interface, serve_busily};
 use super::table::{Entry, enet, lock};
 use super::{Node, SLEEP};
 
-/// Longest wait for a connection between two looks whether the program still listens.
-const LOOK: Duration = Duration::from_millis(200);
+/// Interval between checks whether the program still listens.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Pause after an error.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Most connections that wait, as ESP limits it.
+/// Maximum number of connections that wait, a limit of ESP.
 const MAX_BACKLOG: u16 = 1024;
 
-/// Listens at the address that the socket is bound to, unless it does.
+/// Listens at the address that the socket is bound to, unless it does already.
 pub(super) fn listen(node: &Arc<Node>, name: &str, backlog: u16) -> io::Result<()> {
     let entry = node.table.entry(name)?;
     let mut listens = lock(&entry.listens);
@@ -51,25 +51,26 @@ pub(super) fn listen(node: &Arc<Node>, name: &str, backlog: u16) -> io::Result<(
 
 fn accept(node: &Arc<Node>, name: &str, entry: &Entry, listener: &EspListener) {
     while !entry.is_gone() {
-        let stream = match listener.accept_timeout(LOOK) {
+        let stream = match listener.accept_timeout(POLL_INTERVAL) {
             Ok((stream, _)) => stream,
             Err(error) if error.kind() == io::ErrorKind::TimedOut => continue,
-            // A limit: that peer is refused. If the daemon is gone for good, the listener is kept
-            // for a program that may wait in `accept`.
+            // At a limit, the peer is refused. If the daemon is gone permanently, the listener is
+            // kept for a program that may be waiting in `accept`.
             Err(_) => {
                 thread::sleep(PAUSE);
                 continue;
             }
         };
-        // A program that does not accept holds up the connections of this listener alone. An error
-        // is that of this connection, or the program has closed its socket, which `entry` learns.
+        // A program that does not accept delays only the connections of this listener. An error
+        // concerns only this connection, or the program has closed its socket, which `entry` will
+        // show.
         if hand_over(node, name, stream).is_err() {
             thread::sleep(PAUSE);
         }
     }
 }
 
-/// Connects to the program's listener, which is when the program can accept.
+/// Connects to the program's listener, so that the program can accept the stream.
 fn hand_over(node: &Arc<Node>, name: &str, stream: EspStream) -> io::Result<()> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);

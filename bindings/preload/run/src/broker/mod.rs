@@ -1,8 +1,8 @@
-//! The broker: holds the other ends of the sockets of one program and of those that it starts.
+//! The broker: holds the other ends of the sockets of a program and of the programs that it starts.
 //!
-//! `control` answers requests; `table` has the sockets of `AF_ENET`, `streams`, `listeners` and
-//! `datagrams` serve them, and `pump` copies, in two threads for each stream; `tcp` and `rules`
-//! serve TCP, in one thread for each engine; `system` and `diag` ask the kernel.
+//! `control` answers requests; `table` contains the sockets of `AF_ENET`, `streams`, `listeners`
+//! and `datagrams` serve them, and `pump` copies, in two threads for each stream; `tcp` and `rules`
+//! serve TCP, in one thread for each engine; `system` and `diag` query the kernel.
 
 mod control;
 mod datagrams;
@@ -23,7 +23,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cli::out::{Doing, Failure, Verdict};
+use cli::out::{Context, Failure, Verdict};
 use esp_client::Spin;
 use netif::{Closer, refuse_descriptors};
 use nix::errno::Errno;
@@ -36,19 +36,19 @@ use rustix::process::{
 use table::Table;
 use tcp::Tcp;
 
-/// Line that the broker prints once it serves.
+/// Line that the broker prints when it is ready to serve.
 pub(crate) const READY: &str = "ready";
-/// Period of looks at programs and sockets.
-const LOOK: Duration = Duration::from_millis(500);
-/// Time for which connections may go on after the last program.
+/// Interval between checks of programs and sockets.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// Maximum time for which connections continue after the last program has ended.
 const LAST_BYTES: Duration = Duration::from_secs(60);
-/// Waits sleep at once: what a thread waits for needs another one of this process, and the program,
-/// to run.
+/// Waits sleep at once: another thread of this process, or the program, must run before a wait can
+/// end.
 const SLEEP: Spin = Spin {
     spins: 0,
     yields: 0,
 };
-/// Most connections and sockets at a time.
+/// Maximum number of connections and sockets.
 const MAX_SOCKETS: usize = 8192;
 
 /// State of the broker, shared by its threads.
@@ -65,10 +65,10 @@ struct Node {
 }
 
 impl Node {
-    /// Runs `serve` in a thread, for which the broker stays.
+    /// Runs `serve` in a thread. The broker stays until it has ended.
     ///
     /// # Errors
-    /// ENOBUFS: there is no thread for it.
+    /// ENOBUFS: the thread could not be started.
     fn busy(
         self: &Arc<Node>,
         name: &str,
@@ -78,7 +78,7 @@ impl Node {
             .map_err(|(error, ())| error)
     }
 
-    /// Runs `serve` like [`Node::busy`], with `owned`.
+    /// Runs `serve` like [`Node::busy`], and passes `owned` to it.
     ///
     /// # Errors
     /// Those of [`Node::busy`], with `owned`.
@@ -110,12 +110,12 @@ impl Node {
     }
 }
 
-/// Serves the process `program` and those that it starts, until they have ended.
+/// Serves the process `program` and the processes that it starts, until they have ended.
 pub(crate) fn run(program: u32, rules: Option<&Path>) -> Result<Verdict, Failure> {
     match prepare(program, rules) {
         Ok((node, handle)) => {
             println!("{READY}");
-            // The program's output must not wait for the end of the broker.
+            // Readers of the program's output must not wait for the end of the broker.
             let silent = io::stdout().flush().and_then(|()| silence());
             silent.doing("closing the output")?;
             watch(&node, &handle);
@@ -169,14 +169,15 @@ fn prepare(
     Ok((node, handle))
 }
 
-/// Allows as many descriptors as the system does, for each connection of the programs takes one.
+/// Raises the limit on descriptors to the system's maximum, because each connection of the programs
+/// takes one.
 fn raise_limit() {
     let limit = getrlimit(Resource::Nofile);
     let all = Rlimit {
         current: limit.maximum,
         maximum: limit.maximum,
     };
-    // Else there are fewer.
+    // After an error, fewer connections are possible.
     let _ = setrlimit(Resource::Nofile, all);
 }
 
@@ -188,27 +189,28 @@ fn silence() -> io::Result<()> {
     Ok(())
 }
 
-/// Waits until the programs have ended, and closes what they have closed.
+/// Waits until the programs have ended. Until then, closes the broker's ends of sockets that they
+/// have closed.
 fn watch(node: &Arc<Node>, program: &std::os::fd::OwnedFd) {
     let pause = Timespec {
         tv_sec: 0,
-        tv_nsec: i64::from(LOOK.subsec_nanos()),
+        tv_nsec: i64::from(POLL_INTERVAL.subsec_nanos()),
     };
     let variable = format!("{VARIABLE}={}", node.broker.value());
     let mut last: Option<Instant> = None;
     let mut has_ended = false;
     loop {
         if has_ended {
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         } else {
             let mut waits = [PollFd::new(program, PollFlags::IN)];
             has_ended = poll(&mut waits, Some(&pause)).is_ok_and(|ready| ready > 0);
         }
-        // Before the names: a socket that is made meanwhile has none among them.
+        // Before the names are read: a socket that is created in between is not among them.
         let all = node.table.names();
         let Ok(names) = system::names() else {
-            // Out of descriptors: nothing is known of the programs' sockets now.
-            thread::sleep(LOOK);
+            // Out of descriptors, so the state of the programs' sockets is unknown now.
+            thread::sleep(POLL_INTERVAL);
             continue;
         };
         node.table.sweep(&all, &names);
@@ -216,7 +218,7 @@ fn watch(node: &Arc<Node>, program: &std::os::fd::OwnedFd) {
         streams::expire(node);
         let prefix = node.broker.prefix();
         let holds = || {
-            // Those of the broker have more parts.
+            // Names of the broker's sockets have more parts.
             let is_program = |name: &String| {
                 let parts = name.strip_prefix(&prefix).map(|rest| rest.split('.'));
                 parts.is_some_and(|mut parts| {
@@ -232,8 +234,8 @@ fn watch(node: &Arc<Node>, program: &std::os::fd::OwnedFd) {
             continue;
         }
         let since = *last.get_or_insert_with(Instant::now);
-        // Connections of TCP end by themselves. A program that is not known may have one, whose
-        // early end would look to it like that of the peer's bytes.
+        // Connections of TCP end by themselves. An unknown program may have one; if it ended early,
+        // that would look to the program like the end of the peer's bytes.
         if node.tcp.is_busy() {
             continue;
         }

@@ -11,27 +11,27 @@ use std::time::Duration;
 use esp_client::{EspError, EspStream};
 use nix::errno::Errno;
 
-/// Bytes that are copied at a time.
+/// Maximum number of bytes that are copied at a time.
 const BLOCK: usize = 64 << 10;
 
-/// Longest wait for room in a stream between two looks whether the program is gone.
-const LOOK: Duration = Duration::from_millis(200);
+/// Interval between checks whether the program is gone while a stream has no room.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How a direction ended.
+/// Reason why a direction ended.
 enum Ended {
-    Orderly,
+    Gracefully,
     /// The program closed its socket with bytes unread, or died.
     Program,
     Stream(io::Error),
 }
 
-/// Copies in both directions until both have ended. Before the program's end is closed for an error
-/// of the stream, or because the broker is out of descriptors or threads, `failed` gets the error.
+/// Copies in both directions until both have ended. If the stream fails, or the broker is out of
+/// descriptors or threads, passes the error to `failed` before the program's end is closed.
 pub(super) fn pump(local: &UnixStream, stream: EspStream, failed: impl FnOnce(&io::Error)) {
-    // The only error is a time of zero.
-    let _ = stream.set_write_timeout(Some(LOOK));
+    // The only error is a time-out of zero.
+    let _ = stream.set_write_timeout(Some(POLL_INTERVAL));
     let stream = Arc::new(stream);
-    // The program's end is closed with bytes for it underway.
+    // Set when the program's end was closed while bytes for it were under way.
     let is_broken = Arc::new(AtomicBool::new(false));
     let (sending, broken) = (Arc::clone(&stream), Arc::clone(&is_broken));
     let sender = local.try_clone().and_then(|other| {
@@ -48,9 +48,9 @@ pub(super) fn pump(local: &UnixStream, stream: EspStream, failed: impl FnOnce(&i
     };
     let received = receive(local, &stream);
     match &received {
-        Ended::Orderly => close(local, Shutdown::Write),
+        Ended::Gracefully => close(local, Shutdown::Write),
         Ended::Stream(error) => {
-            // The program finds the end, and asks for the error.
+            // The program finds the end, and the library asks for the error.
             failed(error);
             close(local, Shutdown::Both);
         }
@@ -69,7 +69,7 @@ pub(super) fn pump(local: &UnixStream, stream: EspStream, failed: impl FnOnce(&i
 }
 
 fn close(local: &UnixStream, how: Shutdown) {
-    // An error: the program has closed its end.
+    // Fails if the program has closed its end.
     let _ = local.shutdown(how);
 }
 
@@ -89,7 +89,8 @@ fn send(local: &UnixStream, stream: &EspStream, is_broken: &AtomicBool) -> Ended
             Ok(0) => break,
             Ok(count) => count,
             Err(_) => {
-                // The other direction has nothing to wait for. The peer gets a reset, not an end.
+                // The other direction need not wait any longer. The peer gets a reset instead of an
+                // end.
                 let _ = stream.shutdown(Shutdown::Read);
                 return Ended::Program;
             }
@@ -99,8 +100,8 @@ fn send(local: &UnixStream, stream: &EspStream, is_broken: &AtomicBool) -> Ended
             Ok(true) => {}
             Ok(false) => return Ended::Program,
             Err(error) => {
-                // The other direction finds the error behind the bytes that have arrived, which
-                // takes until the program reads. It may be writing.
+                // The other direction finds the error after the bytes that have arrived, but only
+                // when the program reads. The program may be writing now, so its writes must fail.
                 close(local, Shutdown::Read);
                 return Ended::Stream(error);
             }
@@ -110,14 +111,14 @@ fn send(local: &UnixStream, stream: &EspStream, is_broken: &AtomicBool) -> Ended
         return Ended::Program;
     }
     match stream.shutdown(Shutdown::Write) {
-        Ok(()) => Ended::Orderly,
+        Ok(()) => Ended::Gracefully,
         Err(error) => Ended::Stream(error),
     }
 }
 
-/// Writes all bytes to the stream. Returns false if it has no room and the program is gone: the
-/// peer, which does not read, may itself wait until its own bytes are read, and the thread of the
-/// other direction waits for this one.
+/// Writes all bytes to the stream. Returns false if the stream has no room and the program is gone:
+/// the peer does not read, perhaps because it waits until its own bytes are read, and the thread of
+/// the other direction waits for this one.
 fn write_all(mut stream: &EspStream, mut bytes: &[u8], is_broken: &AtomicBool) -> io::Result<bool> {
     while !bytes.is_empty() {
         match stream.write(bytes) {
@@ -138,7 +139,7 @@ fn receive(mut local: &UnixStream, mut stream: &EspStream) -> Ended {
     let mut block = vec![0; BLOCK];
     loop {
         match stream.read(&mut block) {
-            Ok(0) => return Ended::Orderly,
+            Ok(0) => return Ended::Gracefully,
             Ok(count) => {
                 let bytes = block.get(..count).unwrap_or_default();
                 if local.write_all(bytes).is_err() {

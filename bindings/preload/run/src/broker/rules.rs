@@ -1,13 +1,13 @@
-//! Rules for TCP: the file of `--rules`.
+//! Rules for TCP, from the file of `--rules`.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 use serde::Deserialize;
 
-/// Longest file, in bytes.
+/// Maximum length of the file, in bytes.
 const MAX_FILE: u64 = 1 << 20;
 
 /// Contents of the file.
@@ -25,12 +25,12 @@ struct Table {
     hosts: Option<Vec<String>>,
 }
 
-/// The ports and hosts whose TCP goes over ESP; empty: all.
+/// The ports and hosts whose TCP uses ESP; an empty list means all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rules {
-    /// First and last of each range.
+    /// First and last port of each range.
     ports: Vec<(u16, u16)>,
-    /// Address and number of bits.
+    /// Address and prefix length of each network.
     hosts: Vec<(IpAddr, u8)>,
 }
 
@@ -91,12 +91,12 @@ fn network(text: &str) -> Result<(IpAddr, u8), String> {
 }
 
 impl Rules {
-    /// Returns true if connections to this address may go over ESP.
+    /// Returns true if connections to this address may use ESP.
     pub(crate) fn allow(&self, peer: SocketAddr) -> bool {
         self.allow_port(peer.port()) && self.allow_host(peer.ip())
     }
 
-    /// Returns true if connections of this node may come over ESP.
+    /// Returns true if connections from or to this host may use ESP.
     pub(crate) fn allow_host(&self, peer: IpAddr) -> bool {
         self.hosts.is_empty() || self.hosts.iter().any(|net| is_in(peer, *net))
     }

@@ -15,23 +15,23 @@ use super::pump::{drop_bytes, pump};
 use super::table::{Entry, lock};
 use super::{MAX_SOCKETS, Node, SLEEP, system};
 
-/// Maximum wait for the other half of a connection, which its program makes at once.
+/// Maximum wait for the other half of a connection, which the program normally creates at once.
 const OTHER_HALF: Duration = Duration::from_secs(10);
 
-/// Most sockets that wait of each user other than the broker's and root. These users get no more
-/// room when half of [`MAX_SOCKETS`] wait.
+/// Maximum number of waiting sockets of each user other than the broker's and root. These users get
+/// no more room when half of [`MAX_SOCKETS`] wait.
 const MAX_OF_OTHERS: usize = 64;
 
-/// Halves of connections that wait for the other one, by the name of the program's socket.
+/// Halves of connections that wait for the other half, by the name of the program's socket.
 #[derive(Default)]
 struct Halves {
     /// Sockets of programs.
     sockets: HashMap<String, Socket>,
     /// Streams that are connected.
     streams: HashMap<String, (EspStream, Instant)>,
-    /// Attempts to connect for which programs wait, or waited until a signal came.
+    /// Attempts to connect for which programs wait, or waited until a signal arrived.
     attempts: HashMap<String, Waiting>,
-    /// Results of attempts whose programs do not wait any more.
+    /// Results of attempts whose programs no longer wait.
     late: HashMap<String, (io::Result<EspStream>, Instant)>,
 }
 
@@ -79,7 +79,7 @@ pub(super) fn bind(node: &Node, name: &str, addr: Enet) -> io::Result<()> {
     }
     let client = Client::shared()?;
     let interface = interface(&client, addr)?;
-    // Whether another listener has the port shows here; it is taken when the program listens.
+    // Fails if another listener has the port. The port is taken when the program listens.
     if addr.port != 0 {
         let mut builder = EspListener::builder();
         if let Some(interface) = &interface {
@@ -96,7 +96,7 @@ pub(super) fn bind(node: &Node, name: &str, addr: Enet) -> io::Result<()> {
 /// Returns the interface that an address names by its index or by its own MAC address.
 ///
 /// # Errors
-/// EADDRNOTAVAIL: there is none.
+/// EADDRNOTAVAIL: there is no such interface.
 pub(super) fn interface(client: &Client, addr: Enet) -> io::Result<Option<String>> {
     let missing = || io::Error::from(Errno::EADDRNOTAVAIL);
     if addr.interface != 0 {
@@ -113,10 +113,10 @@ pub(super) fn interface(client: &Client, addr: Enet) -> io::Result<Option<String
     Ok(Some(found.ok_or_else(missing)?.name))
 }
 
-/// Connects a stream, and waits.
+/// Connects a stream, and waits until it is connected.
 pub(super) fn connect(node: &Node, name: &str, peer: Enet) -> io::Result<()> {
     let entry = node.table.entry(name)?;
-    // A stream that is left is of a process which has ended, and shared the socket.
+    // A stream that is still here belongs to a process that shared the socket and has ended.
     let left = {
         let mut halves = lock(&HALVES);
         match halves.attempts.entry(name.to_owned()) {
@@ -143,11 +143,10 @@ pub(super) fn connect(node: &Node, name: &str, peer: Enet) -> io::Result<()> {
     Ok(())
 }
 
-/// Leaves an attempt to connect, for which the program does not wait any more, to a following
-/// [`begin`].
+/// Leaves an attempt to connect, for which the program no longer waits, to a following [`begin`].
 ///
 /// # Errors
-/// EISCONN: it has not begun or has ended.
+/// EISCONN: there is no such attempt, because it has not begun or has ended.
 pub(super) fn interrupt(name: &str) -> io::Result<()> {
     let mut halves = lock(&HALVES);
     let attempt = halves.attempts.get_mut(name).ok_or(Errno::EISCONN)?;
@@ -155,7 +154,7 @@ pub(super) fn interrupt(name: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Drops halves of connections whose other half did not come.
+/// Drops halves of connections whose other half did not arrive in time.
 pub(super) fn expire(node: &Node) {
     let is_late = |since: &Instant| since.elapsed() >= OTHER_HALF;
     let mut halves = lock(&HALVES);
@@ -165,7 +164,7 @@ pub(super) fn expire(node: &Node) {
     let streams: Vec<_> = streams.collect();
     let late = halves.late.extract_if(|_, half| is_late(&half.1));
     let late: Vec<_> = late.collect();
-    // Their ends take a moment.
+    // Closing them takes time, so it is done without the lock.
     drop(halves);
     drop((streams, late));
     for (_, socket) in sockets {
@@ -173,8 +172,8 @@ pub(super) fn expire(node: &Node) {
     }
 }
 
-/// Begins to connect a stream, or goes on with an attempt for which another call waits or waited.
-/// The program's socket is connected to the broker, and has `filled` bytes that keep the program
+/// Begins to connect a stream, or continues an attempt for which another call waits or waited. The
+/// program's socket is connected to the broker, and contains `filled` bytes, which keep the program
 /// from writing.
 pub(super) fn begin(node: &Arc<Node>, name: &str, peer: Enet, filled: u64) -> io::Result<()> {
     let local = wait_for_socket(name)?;
@@ -206,7 +205,7 @@ pub(super) fn begin(node: &Arc<Node>, name: &str, peer: Enet, filled: u64) -> io
                 state.errno = system::errno(&error);
             }),
         }
-        // Before the socket is closed, so that the program finds the error.
+        // Removed before the socket is closed, so that the program finds the error.
         node.table.remove(&name);
     });
     began.inspect_err(|error| {
@@ -252,7 +251,7 @@ fn open(entry: &Entry, peer: Enet) -> io::Result<EspStream> {
     builder.connect_at(&client, addr)
 }
 
-/// Takes the connections of programs' sockets.
+/// Accepts the connections of programs' sockets.
 pub(super) fn accept(node: &Arc<Node>, listener: &UnixListener) {
     for socket in listener.incoming() {
         let Ok(socket) = socket else {

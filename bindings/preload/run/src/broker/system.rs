@@ -1,4 +1,4 @@
-//! What the kernel knows of sockets, programs and interfaces.
+//! Queries the kernel about sockets, programs and interfaces.
 
 use std::collections::HashSet;
 use std::fs;
@@ -12,8 +12,8 @@ use rustix::net::netdevice::{index_to_name_inlined, name_to_index};
 use rustix::net::{AddressFamily, SocketType, socket};
 use rustix::process::geteuid;
 
-/// Returns the names of all Unix sockets in the abstract namespace. Other users choose theirs
-/// freely, also such as are no UTF-8.
+/// Returns the names of all Unix sockets in the abstract namespace. Other users may choose any
+/// bytes, including invalid UTF-8.
 pub(super) fn names() -> io::Result<HashSet<String>> {
     let bytes = fs::read("/proc/net/unix")?;
     let text = String::from_utf8_lossy(&bytes);
@@ -24,7 +24,7 @@ pub(super) fn names() -> io::Result<HashSet<String>> {
 /// Returns the inodes of the sockets of TCP that listen on a port.
 ///
 /// # Errors
-/// Those of the system, such as that there is no descriptor.
+/// Errors of the system, for example if no descriptor is free.
 pub(super) fn tcp_listeners(port: u16) -> io::Result<HashSet<u64>> {
     if let Ok(inodes) = diag::listeners(port) {
         return Ok(inodes);
@@ -33,7 +33,7 @@ pub(super) fn tcp_listeners(port: u16) -> io::Result<HashSet<u64>> {
     for file in ["/proc/net/tcp", "/proc/net/tcp6"] {
         match fs::read_to_string(file) {
             Ok(text) => inodes.extend(listening(&text, port)),
-            // Without IPv6.
+            // A system without IPv6.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
@@ -52,7 +52,7 @@ fn listening(text: &str, port: u16) -> Vec<u64> {
     text.lines().filter_map(inode).collect()
 }
 
-/// Returns true if a process has this variable in the environment it began with.
+/// Returns true if any other process was started with this variable in its environment.
 pub(super) fn any_program_with(variable: &str) -> bool {
     let own = std::process::id().to_string();
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -74,7 +74,7 @@ pub(super) fn name_of(pid: u32) -> String {
     name.trim_end().to_owned()
 }
 
-/// Returns the user of the other end; `u32::MAX`, which no user has, if it is not known.
+/// Returns the user of the other end; `u32::MAX`, which no user has, if it is unknown.
 pub(super) fn user_of(socket: &UnixStream) -> u32 {
     // Not by rustix, whose type excludes the process 0: one of another namespace.
     getsockopt(socket, sockopt::PeerCredentials).map_or(u32::MAX, |other| other.uid())
@@ -85,8 +85,8 @@ pub(super) fn is_own_or_root(uid: u32) -> bool {
     uid == 0 || uid == geteuid().as_raw()
 }
 
-/// Returns true for the broker's user and root, and for all if the broker is root's, whose programs
-/// may have become other users.
+/// Returns true for the broker's user and root, and for all users if the broker's user is root,
+/// because root's programs may have changed their user.
 pub(super) fn is_user_of_programs(uid: u32) -> bool {
     is_user_of(geteuid().as_raw(), uid)
 }
@@ -107,7 +107,7 @@ pub(super) fn interface_index(name: &str) -> u32 {
     any.and_then(|any| name_to_index(any, name)).unwrap_or(0)
 }
 
-/// Returns the number of the error that a call on a socket fails with.
+/// Returns the errno with which a program's call on a socket fails after this error.
 pub(super) fn errno(error: &io::Error) -> i32 {
     if let Some(errno) = error.raw_os_error() {
         return errno;

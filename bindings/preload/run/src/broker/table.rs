@@ -9,7 +9,7 @@ use std::time::Instant;
 use esp_client::control::ConnectionStatus;
 use esp_client::{Client, EdpSocket, EspAddr, EspStream, MacAddr, NodeAddr};
 use nix::errno::Errno;
-use preload_wire::{Enet, SocketStatus, State, Way};
+use preload_wire::{DataPath, Enet, SocketStatus, State};
 
 use super::datagrams::Direct;
 use super::{MAX_SOCKETS, system};
@@ -33,7 +33,7 @@ pub(super) struct Datagrams {
     pub(super) received: AtomicU32,
     pub(super) dropped: AtomicU32,
     pub(super) socket: Mutex<Option<Arc<EdpSocket>>>,
-    /// `None`: not connected.
+    /// `None` if not connected.
     pub(super) direct: Mutex<Option<Arc<Direct>>>,
 }
 
@@ -70,13 +70,13 @@ impl Entry {
 #[derive(Default)]
 pub(super) struct Table {
     entries: Mutex<HashMap<String, Arc<Entry>>>,
-    /// Those that ended by an error, and when: until the program closes its socket, which is not
-    /// seen of an accepted one; [`MAX_SOCKETS`] at most.
+    /// Sockets that ended by an error, and when: until the program closes its socket, which the
+    /// broker does not notice for accepted streams. At most [`MAX_SOCKETS`].
     ended: Mutex<HashMap<String, (Instant, State)>>,
 }
 
 impl Table {
-    /// Returns the socket of this name, which is made if it is new.
+    /// Returns the socket of this name, which is created if it is new.
     ///
     /// # Errors
     /// ENOBUFS: it is new, and there are too many.
@@ -96,7 +96,7 @@ impl Table {
         check_room(&lock(&self.entries))
     }
 
-    /// Ends a socket. What ended it by an error is remembered.
+    /// Removes a socket. If it ended by an error, its state is remembered.
     pub(super) fn remove(&self, name: &str) {
         // Locked until the error is remembered, for which the program may ask.
         let mut entries = lock(&self.entries);
@@ -125,10 +125,11 @@ impl Table {
         names
     }
 
-    /// Ends those of these sockets of programs whose names are gone, and forgets their errors.
+    /// Removes the sockets in `all` that are not among the current `names`, and forgets their
+    /// errors.
     pub(super) fn sweep(&self, all: &[String], names: &HashSet<String>) {
-        // An accepted stream has a name of the broker, which may not be bound yet, and ends by
-        // itself.
+        // The name of an accepted stream is the broker's and may not be bound yet, so the stream is
+        // not removed here: it ends by itself.
         let is_gone = |name: &&String| !is_accepted(name) && !names.contains(*name);
         for name in all.iter().filter(is_gone) {
             self.remove(name);
@@ -168,7 +169,7 @@ impl Table {
         let status = in_use.map(|state| SocketStatus {
             local: text(state.local),
             peer: state.peer.map(text).unwrap_or_default(),
-            way: Way::Copied,
+            way: DataPath::Copied,
             sent: None,
             received: None,
         });
@@ -233,7 +234,7 @@ fn check_room(entries: &HashMap<String, Arc<Entry>>) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the address in the form of `AF_ENET`; zeros for one of UDP.
+/// Returns the address in the form of `AF_ENET`; zeros for a UDP address.
 pub(super) fn enet(addr: &EspAddr) -> Enet {
     let mac = match addr.addr {
         NodeAddr::Mac(mac) => mac.0,
@@ -252,7 +253,7 @@ pub(super) fn mtu(client: &Client, interface: Option<&str>) -> u32 {
     client.interface(interface).map_or(0, |own| own.mtu)
 }
 
-/// Locks; the broker's data are right after a panic, too.
+/// Locks a mutex, even a poisoned one: the broker's data is consistent after a panic, too.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! Reads the facts of the daemon: connects, asks for its state, tries a lease.
+//! Reads the facts about the daemon: connects, requests its state, and tries to get a lease.
 
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -14,12 +14,12 @@ use nix::sys::socket::sockopt::PeerCredentials;
 use super::files::{Files, cores};
 use crate::esp::doctor::facts::{Counters, Daemon, Lease, Process, State, Unreached};
 
-/// Reads the facts. The client is returned if the daemon answers.
+/// Reads the facts. Returns a client, too, if the daemon answers.
 pub(super) fn read(files: &Files) -> (Daemon, Option<Client>) {
     let socket = socket_path();
     let (lease, reached, client) = match Client::shared() {
         Ok(client) => {
-            // Before the state: a refusal is counted.
+            // Tried before the state is read, because the daemon counts a refusal.
             let lease = lease(&client);
             (lease, Ok(state(&client)), Some(client))
         }
@@ -50,7 +50,7 @@ fn state(client: &Client) -> Result<State, String> {
     client.status().map(state).map_err(|e| e.to_string())
 }
 
-/// Reads the counters once more.
+/// Reads the counters again.
 pub(super) fn read_again(client: &Client, daemon: &mut Daemon, between: Duration) {
     let Ok(Ok(state)) = &mut daemon.reached else {
         return;
@@ -113,8 +113,8 @@ fn process(files: &Files, pid: u32) -> Option<Process> {
     })
 }
 
-/// Returns the other daemons of this network namespace. Those of other users are visible to the
-/// superuser only.
+/// Returns the other daemons of this network namespace. Only the superuser sees those of other
+/// users.
 fn others(files: &Files, serving: Option<u32>) -> Vec<u32> {
     let namespace = |process: &str| {
         std::fs::read_link(files.path(format!("proc/{process}/ns/net")))
@@ -136,7 +136,7 @@ fn others(files: &Files, serving: Option<u32>) -> Vec<u32> {
         .collect()
 }
 
-/// Tries to get a lease, and gives it back.
+/// Tries to get a lease, and returns it.
 fn lease(client: &Client) -> Lease {
     if !client.may_lease(esp_client::Path::Auto) {
         return Lease::Forbidden;

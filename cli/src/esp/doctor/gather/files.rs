@@ -1,4 +1,4 @@
-//! Files of the kernel, and their formats.
+//! Reads files of the kernel and parses their formats.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -8,10 +8,10 @@ use std::str::FromStr;
 
 /// Maximum length of a file, in bytes; the rest is ignored.
 const MAX_LEN: u64 = 1 << 20;
-/// Numbers of cores are below this.
+/// Upper bound of the numbers of cores; greater numbers are ignored.
 const MAX_CORES: u32 = 1 << 16;
 
-/// The folder in which `proc` and `sys` lie: `/`, or another one in tests.
+/// The folder that contains `proc` and `sys`: `/`, or another one in tests.
 pub(super) struct Files(PathBuf);
 
 impl Files {
@@ -24,7 +24,7 @@ impl Files {
         self.0.join(path)
     }
 
-    /// Returns the text of a file without the spaces around it; `None` if it cannot be read.
+    /// Returns the text of a file without surrounding white space; `None` if it cannot be read.
     pub(super) fn text(&self, path: impl AsRef<Path>) -> Option<String> {
         let mut bytes = Vec::new();
         let file = File::open(self.path(path)).ok()?;
@@ -50,19 +50,19 @@ impl Files {
         names
     }
 
-    /// Returns the value behind `key` in a file of `key: value` lines.
+    /// Returns the value of `key` in a file of `key: value` lines.
     pub(super) fn value(&self, path: impl AsRef<Path>, key: &str) -> Option<String> {
         value(&self.text(path)?, key).map(str::to_owned)
     }
 }
 
-/// Returns the value behind `key` in `key: value` lines.
+/// Returns the value of `key` in `key: value` lines.
 fn value<'a>(text: &'a str, key: &str) -> Option<&'a str> {
-    let behind = |line: &'a str| line.strip_prefix(key)?.strip_prefix(':');
-    text.lines().find_map(behind).map(str::trim)
+    let after = |line: &'a str| line.strip_prefix(key)?.strip_prefix(':');
+    text.lines().find_map(after).map(str::trim)
 }
 
-/// Parses a list of cores, such as `0-3,8`; ranges that are no ranges are ignored.
+/// Parses a list of cores, such as `0-3,8`; ignores invalid ranges.
 pub(super) fn cores(list: &str) -> BTreeSet<u32> {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -78,7 +78,7 @@ pub(super) struct Planted(PathBuf);
 
 #[cfg(test)]
 impl Planted {
-    /// Creates a folder with these files; `name` is that of the test.
+    /// Creates a folder with these files; `name` is the name of the test.
     pub(super) fn new(name: &str, files: &[(&str, &str)]) -> Planted {
         let folder = format!("esp-doctor-{}-{name}", std::process::id());
         let planted = Planted(std::env::temp_dir().join(folder));

@@ -1,4 +1,4 @@
-//! Reads the facts of the machine.
+//! Reads the facts about the machine.
 
 use std::collections::BTreeMap;
 use std::io::IoSliceMut;
@@ -44,11 +44,11 @@ pub(super) fn read(files: &Files) -> Host {
     }
 }
 
-/// Returns the soft limit of locked memory in the text of `/proc/self/limits`; `None` if there is
-/// none.
+/// Returns the soft limit on locked memory in the text of `/proc/self/limits`; `None` if it is
+/// unlimited or missing.
 fn memlock(limits: &str) -> Option<u64> {
-    let behind = |line: &str| Some(line.strip_prefix("Max locked memory")?.trim().to_owned());
-    let values = limits.lines().find_map(behind)?;
+    let after = |line: &str| Some(line.strip_prefix("Max locked memory")?.trim().to_owned());
+    let values = limits.lines().find_map(after)?;
     values.split_whitespace().next()?.parse().ok()
 }
 
@@ -60,7 +60,7 @@ fn quota(text: &str) -> Option<f64> {
 }
 
 /// Copies a byte of this process by process_vm_readv(2), which only a sandbox refuses. Returns the
-/// error.
+/// error, if any.
 fn cross_memory() -> Option<String> {
     let from = [7u8];
     let mut to = [0u8];
@@ -110,7 +110,7 @@ mod tests {
         assert_eq!((host.load, host.quota), (2.5, Some(0.5)));
         assert_eq!((host.rmem_max, host.wmem_max), (Some(212_992), None));
         assert_eq!(host.clock, None);
-        // Core 0 is not this process's.
+        // This process may not use core 0.
         let slow = ("powersave".to_owned(), "acpi-cpufreq".to_owned());
         assert_eq!(host.governors, BTreeMap::from([(slow, 1)]));
     }

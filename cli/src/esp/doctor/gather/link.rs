@@ -1,12 +1,12 @@
-//! Reads the facts of interfaces.
+//! Reads the facts about interfaces.
 
 use netif::Interface;
 
 use super::files::{Files, cores};
 use crate::esp::doctor::facts::{Daemon, Device, Link, Present};
 
-/// Reads the facts of the daemon's Ethernet interfaces, or of those that are named. Without a
-/// daemon and names: of those that are in use.
+/// Reads the facts about the named interfaces, or if none are named, about the daemon's Ethernet
+/// interfaces, or without a daemon, about those that are in use.
 pub(super) fn read(files: &Files, daemon: &Daemon, named: &[String]) -> Vec<Link> {
     let state = daemon.state();
     let all = Interface::list();
@@ -43,7 +43,7 @@ pub(super) fn read(files: &Files, daemon: &Daemon, named: &[String]) -> Vec<Link
         .collect()
 }
 
-/// Reads the counters once more.
+/// Reads the counters again.
 pub(super) fn read_again(files: &Files, links: &mut [Link]) {
     let text = files.text("proc/net/dev").unwrap_or_default();
     for link in links {
@@ -55,7 +55,8 @@ pub(super) fn read_again(files: &Files, links: &mut [Link]) {
 
 fn present(files: &Files, interface: &Interface) -> Present {
     let folder = format!("sys/class/net/{}", interface.name);
-    // A /sys of another network namespace has other interfaces, perhaps of this name.
+    // /sys may belong to another network namespace, whose interface of this name is a different
+    // one.
     let is_own = files.number(format!("{folder}/ifindex")) == Some(interface.index);
     let sys = |file: &str| files.text(format!("{folder}/{file}")).filter(|_| is_own);
     let nodes = files.names("sys/devices/system/node");
@@ -89,17 +90,18 @@ fn present(files: &Files, interface: &Interface) -> Present {
 
 /// Returns the counters of a device in the text of `/proc/net/dev`.
 fn device(text: &str, name: &str) -> Option<Device> {
-    let behind = |line: &str| {
+    let after = |line: &str| {
         let (device, numbers) = line.split_once(':')?;
         (device.trim() == name).then(|| numbers.to_owned())
     };
     let numbers: Vec<u64> = text
         .lines()
-        .find_map(behind)?
+        .find_map(after)?
         .split_whitespace()
         .map_while(|number| number.parse().ok())
         .collect();
-    // Received: bytes packets errs drop fifo frame …; sent, from the ninth on: bytes packets errs.
+    // Received: bytes packets errs drop fifo frame …; sent, starting at the ninth: bytes packets
+    // errs.
     let at = |index: usize| numbers.get(index).copied();
     Some(Device {
         rx_packets: at(1)?,

@@ -1,5 +1,5 @@
-//! Reads the facts: of the daemon, the kernel and the files below `/proc` and `/sys`, then of the
-//! peers.
+//! Reads the facts: about the daemon, the kernel and the files below `/proc` and `/sys`, then about
+//! the peers.
 
 mod daemon;
 mod files;
@@ -20,7 +20,7 @@ use files::Files;
 /// Time between the two readings of counters.
 const BETWEEN: Duration = Duration::from_millis(300);
 
-/// Reads everything that the command line asks for.
+/// Reads all facts that the command line requires.
 pub(super) fn facts(flags: &Flags, interrupt: &Interrupt) -> Result<Facts, Failure> {
     let files = Files::below(Path::new("/"));
     let (mut daemon, client) = daemon::read(&files);

@@ -1,4 +1,4 @@
-//! Reads the facts of Open MPI from its `ompi_info`.
+//! Reads the facts about Open MPI from its `ompi_info`.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -10,9 +10,9 @@ use crate::esp::doctor::facts::{Mpi, OpenMpi};
 
 /// Name of the component's file.
 const COMPONENT: &str = "mca_btl_esp.so";
-/// Folders in which Open MPI looks for components, beside its own.
+/// Variable with folders that Open MPI searches for components, in addition to its own.
 const PATH: &str = "OMPI_MCA_mca_base_component_path";
-/// Time limit of `ompi_info`, and of its output in bytes.
+/// Time limit of `ompi_info`, and maximum length of its output in bytes.
 const LIMIT: Duration = Duration::from_secs(10);
 const MAX_OUTPUT: u64 = 16 << 20;
 
@@ -35,8 +35,8 @@ pub(super) fn read() -> Mpi {
     }
 }
 
-/// Returns what a program writes to standard output; `None` if it cannot be started or does not
-/// end in time.
+/// Returns the standard output of a program; `None` if it cannot be started or does not end in
+/// time.
 fn run(program: &str, args: &[&str], limit: Duration) -> Option<String> {
     let mut command = Command::new(program);
     command
@@ -52,7 +52,7 @@ fn run(program: &str, args: &[&str], limit: Duration) -> Option<String> {
         let _ = sender.send(read.map(|_| text));
     });
     let text = receiver.recv_timeout(limit);
-    // It ignores Ctrl-C, because doctor has blocked the signals.
+    // Kill it, because it ignores Ctrl-C: doctor has blocked the signals.
     let _ = child.kill();
     let _ = child.wait();
     Some(String::from_utf8_lossy(&text.ok()?.ok()?).into_owned())

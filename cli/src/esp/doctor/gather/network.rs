@@ -1,4 +1,5 @@
-//! Asks the other nodes: who is there, over which ways, how fast and how large.
+//! Probes the other nodes: which nodes answer, over which paths, their round-trip times and maximum
+//! payloads.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -17,26 +18,26 @@ use crate::out::{Failure, printable, progress};
 use crate::signal::Interrupt;
 use crate::suggest::closest;
 
-/// How nodes are asked by broadcast.
+/// Parameters of the broadcast that finds nodes.
 const ASK: Ask = Ask {
     requests: 3,
     interval: Duration::from_millis(100),
     wait: Duration::from_millis(400),
     own: true,
 };
-/// Number of echo requests to a peer, their length, and the wait for each answer.
+/// Number of echo requests to a peer, their length, and the maximum wait for each answer.
 const ECHOES: usize = 10;
 const ECHO_LEN: usize = 56;
 const ECHO_WAIT: Duration = Duration::from_millis(500);
-/// Unanswered echoes after which a way counts as dead.
+/// Number of unanswered echoes after which a path counts as dead.
 const SILENT: usize = 3;
-/// How the largest payload is searched.
+/// Parameters of the search for the maximum payload.
 const TRIES: Tries = Tries {
     tries: 3,
     wait: Duration::from_millis(200),
 };
-/// Maximum number of nodes that are asked because they answered the broadcast. One sender can make
-/// up thousands, and each takes seconds.
+/// Maximum number of nodes that are probed because they answered the broadcast. A single sender can
+/// forge thousands of nodes, and each takes seconds.
 const MAX_HEARD: usize = 256;
 
 /// A peer with its addresses.
@@ -49,7 +50,7 @@ struct Target {
     udp: Option<NodeAddr>,
 }
 
-/// Asks the peers over the daemon's interfaces.
+/// Probes the peers over the daemon's interfaces.
 pub(super) fn read(
     client: &Client,
     daemon: &Daemon,
@@ -89,7 +90,7 @@ pub(super) fn read(
     for target in targets {
         let peer = peer(&mut wires, &network, target, interrupt);
         if interrupt.is_set() {
-            break; // what is known of this peer is not complete
+            break; // the facts about this peer are incomplete
         }
         network.peers.push(peer?);
         bar.inc(1);
@@ -99,7 +100,7 @@ pub(super) fn read(
     Ok(network)
 }
 
-/// Asks the peers that are named over UDP, for which no daemon is needed.
+/// Probes the named peers over UDP, which needs no daemon.
 pub(super) fn without_daemon(flags: &Flags, interrupt: &Interrupt) -> Network {
     let mut network = Network::default();
     let (targets, _) = targets(flags, &network, &Names::load());
@@ -133,8 +134,8 @@ fn wires(client: &Client, state: Option<&State>, flags: &Flags) -> Vec<Datagrams
         .collect()
 }
 
-/// Returns the peers that the command line names, then those that answered the broadcast, at most
-/// [`MAX_HEARD`], of known addresses first; and the number of the others.
+/// Returns the peers that the command line names, then at most [`MAX_HEARD`] that answered the
+/// broadcast, those with known addresses first; and the number of those left out.
 fn targets(flags: &Flags, network: &Network, names: &Names) -> (Vec<Target>, usize) {
     let mut targets: Vec<Target> = flags
         .peer
@@ -184,7 +185,7 @@ fn named(text: &str, names: &Names, serves_udp: bool) -> Target {
     match resolve(text, None) {
         Ok(addr) if addr.is_group() => Target {
             name,
-            unknown: Some("it is a group address, not that of one node".into()),
+            unknown: Some("it is a group address, not the address of a node".into()),
             ..Target::default()
         },
         Ok(addr) if addr.is_udp() => Target {
@@ -217,7 +218,7 @@ fn named(text: &str, names: &Names, serves_udp: bool) -> Target {
     }
 }
 
-/// Tries all ways to a peer.
+/// Tries all paths to a peer.
 fn peer(
     wires: &mut [Datagrams],
     network: &Network,
@@ -244,7 +245,8 @@ fn peer(
     Ok(peer)
 }
 
-/// Returns the address that the peer has on our interface: nodes have one for each of theirs.
+/// Returns the address that the peer has on the segment of this interface: a node has one address
+/// for each of its interfaces.
 fn address_on(network: &Network, mac: NodeAddr, interface: &str) -> NodeAddr {
     let on = |node: &&Node| node.interface == interface;
     if network.heard.iter().filter(on).any(|node| node.addr == mac) {
@@ -267,7 +269,7 @@ fn udp(addr: NodeAddr, interrupt: &Interrupt) -> Route {
     })
 }
 
-/// Measures a way.
+/// Measures a path.
 fn route(wire: &mut impl Wire, addr: NodeAddr, interrupt: &Interrupt) -> Result<Route, Failure> {
     let mut route = Route {
         interface: wire.interface().to_owned(),
@@ -299,7 +301,7 @@ fn route(wire: &mut impl Wire, addr: NodeAddr, interrupt: &Interrupt) -> Result<
     Ok(route)
 }
 
-/// Sends an echo request, and returns the time until its answer in nanoseconds.
+/// Sends an echo request, and returns the time until its answer, in nanoseconds.
 fn echo(wire: &mut impl Wire, addr: NodeAddr, number: u64) -> io::Result<Option<u64>> {
     let body = body(number, ECHO_LEN);
     let sent = wire.now();
@@ -317,13 +319,13 @@ fn echo(wire: &mut impl Wire, addr: NodeAddr, number: u64) -> io::Result<Option<
     }
 }
 
-/// Tries whether packets of streams pass on the fastest way.
+/// Tests whether packets of streams pass on the fastest path.
 fn esp(wires: &mut [Datagrams], peer: &Peer) -> Option<bool> {
-    let way = peer.fastest().or_else(|| peer.raw().next())?;
+    let path = peer.fastest().or_else(|| peer.raw().next())?;
     let mut wires = wires.iter_mut();
     wires
-        .find(|wire| wire.interface() == way.interface)?
-        .streams(way.addr, STREAM_WAIT)
+        .find(|wire| wire.interface() == path.interface)?
+        .streams(path.addr, STREAM_WAIT)
 }
 
 fn nanos(time: Duration) -> u64 {

@@ -1,4 +1,4 @@
-//! Faults of the daemon, the interfaces, the machine and Open MPI.
+//! Tests of faults of the daemon, the interfaces, the machine and Open MPI.
 
 use super::*;
 
@@ -204,7 +204,7 @@ fn counters_of_a_link_are_judged() {
             |facts| count(facts, "eth0", "rx_drop_edp_port", 0, 3000),
             &[("link.storm", Level::Warning)],
         ),
-        // The counters of another interface are not those of this one.
+        // Counters of another interface do not affect this one.
         (|facts| count(facts, "eth1", "rx_drop_echo", 1, 1), &[]),
         (|facts| count(facts, "eth0", "rx_drop_edp_port", 0, 30), &[]),
     ]);

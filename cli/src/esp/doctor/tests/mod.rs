@@ -1,4 +1,4 @@
-//! Each fault planted into the facts of a healthy node.
+//! Tests that plant each fault into the facts of a healthy node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -137,8 +137,8 @@ fn planted(fault: impl FnOnce(&mut Facts)) -> Vec<(&'static str, Level)> {
     let bad = findings.iter().filter(|finding| finding.level > Level::Ok);
     bad.map(|finding| {
         assert!(
-            finding.mend.is_some() || finding.level == Level::Note,
-            "{finding:?} has no remedy"
+            finding.fix.is_some() || finding.level == Level::Note,
+            "{finding:?} has no fix"
         );
         (finding.check, finding.level)
     })

@@ -1,4 +1,4 @@
-//! Output, exit codes, paths, and the documentation.
+//! Tests of output, exit codes, paths, and the documentation.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Faults of the segment and of the ways to peers.
+//! Tests of faults of the segment and of the paths to peers.
 
 use super::*;
 
@@ -20,7 +20,7 @@ fn faults_of_the_segment_are_found() {
             |facts| network(facts).heard.push(node(PEER, 3, "node2")),
             &[("segment.address", Level::Error)],
         ),
-        // The second interface of a node has its name and another address.
+        // The second interface of a node has the node's name and another address.
         (
             |facts| {
                 let other = NodeAddr::Mac(MacAddr([2, 0, 0, 0, 1, 2]));

@@ -5,7 +5,7 @@ const TYPES: Types = Types {
     edp: 0x88b6,
 };
 
-/// Data of stream 5000 to 1000 with this payload.
+/// Returns a data packet of stream 5000 to 1000 with this payload.
 fn data(seq: u16, payload: &[u8]) -> Vec<u8> {
     let words = [0x88b5, 1000, 5000, seq, 7, payload.len() as u16];
     let mut bytes: Vec<u8> = words.into_iter().flat_map(u16::to_be_bytes).collect();
@@ -15,8 +15,8 @@ fn data(seq: u16, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn ethernet(behind: &[u8]) -> Vec<u8> {
-    [&[2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1][..], behind].concat()
+fn ethernet(after: &[u8]) -> Vec<u8> {
+    [&[2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1][..], after].concat()
 }
 
 fn udp4(payload: &[u8]) -> Vec<u8> {
@@ -46,7 +46,7 @@ fn udp6(payload: &[u8]) -> Vec<u8> {
     ethernet(&bytes)
 }
 
-/// Ends and data lengths of the packets of a frame.
+/// Returns the ends and data lengths of the packets of a frame.
 fn found(frame: &[u8]) -> Vec<(String, String, u16)> {
     let (_, packets) = decode(frame, frame.len(), TYPES).unwrap_or_else(|| panic!("{frame:x?}"));
     let packets = packets.iter().map(|packet| {
@@ -78,7 +78,7 @@ fn joined_datagrams_are_taken_apart() {
     let lens = |frame: &[u8]| -> Vec<u16> { found(frame).iter().map(|p| p.2).collect() };
     assert_eq!(lens(&udp4(&parts.concat())), [100, 100, 3]);
     assert_eq!(lens(&udp6(&parts.concat())), [100, 100, 3]);
-    // What follows is no packet but padding.
+    // The bytes after it are not a packet but padding.
     assert_eq!(lens(&udp4(&[&parts[0][..], &[0; 60]].concat())), [100]);
 }
 

@@ -47,7 +47,7 @@ fn pcapng() -> Vec<u8> {
     bytes
 }
 
-/// A pcap file with one frame, big endian and with nanoseconds if so.
+/// Returns a pcap file with one frame, big-endian if `big`, with nanoseconds if `nanos`.
 fn pcap(big: bool, nanos: bool, linktype: u32) -> Vec<u8> {
     let word = |word: u32| match big {
         true => word.to_be_bytes(),
@@ -89,7 +89,10 @@ fn all_kinds_of_pcap_are_read() {
 #[test]
 fn errors_say_what_is_wrong() {
     for (file, part) in [
-        (&b"no capture at all, but a text"[..], "no pcap or pcapng"),
+        (
+            &b"no capture at all, but a text"[..],
+            "not a pcap or pcapng",
+        ),
         (&pcap(false, false, 1)[..41], "ends within a block"),
         (&pcapng()[..pcapng().len() - 1], "ends within a block"),
         (&[], "a file"),
@@ -110,7 +113,7 @@ fn the_end_of_a_reader_is_passed_on() {
     assert_eq!((count, skipped.ok()), (1, Some(0)));
 }
 
-/// No file makes the reader panic or take more than its buffer.
+/// No file makes the reader panic or use more than its buffer.
 #[test]
 fn hostile_files_are_read_or_refused() {
     for whole in [pcapng(), pcap(true, true, 1)] {

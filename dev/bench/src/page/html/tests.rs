@@ -86,7 +86,7 @@ fn the_page_has_both_themes_and_needs_nothing_else() {
     ] {
         assert!(!page.contains(outside), "{outside} in {page}");
     }
-    // What the themes replace is what the charts use.
+    // The themes replace exactly the colours that the charts use.
     for drawn in ["fill=\"#FFFFFF\"", "fill=\"#000000\"", "stroke=\"#000000\""] {
         assert!(page.contains(drawn), "{drawn}");
     }

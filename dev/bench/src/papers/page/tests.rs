@@ -19,11 +19,14 @@ fn row(ratio: Option<f64>, take: Take) -> Row {
     }
 }
 
-fn results(ours: &[f64], beside: &[f64]) -> Results {
+fn results(ours: &[f64], reference: &[f64]) -> Results {
     let mut results = Results::default();
     results.put(measured(
         "copies",
-        vec![figure("latency", ONE, ours), figure("latency", TWO, beside)],
+        vec![
+            figure("latency", ONE, ours),
+            figure("latency", TWO, reference),
+        ],
     ));
     results
 }
@@ -164,8 +167,8 @@ fn a_report_has_five_tables_and_removes_old_charts() -> Result<(), Failure> {
     Ok(())
 }
 
-/// `docs/papers.md` and its charts are what is made of `docs/papers.json`. With `ESP_BLESS` they
-/// are made of it again.
+/// `docs/papers.md` and its charts match `docs/papers.json`. With `ESP_BLESS` they are written from
+/// it.
 #[test]
 fn the_page_in_the_repository_is_made_from_its_figures() -> Result<(), Failure> {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");

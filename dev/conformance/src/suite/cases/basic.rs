@@ -65,7 +65,7 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 /// Maximum number of bytes that a transport may accept for a peer that reads nothing.
-const MOST_TAKEN: usize = 256 << 20;
+const MAX_ACCEPTED: usize = 256 << 20;
 
 /// Checks that capabilities and peer infos are consistent.
 fn figures(run: &mut Run) -> Result<(), Failure> {
@@ -328,7 +328,7 @@ fn many_messages(run: &mut Run) -> Result<(), Failure> {
 /// Sends until `Busy`, without `progress`.
 pub(super) fn fill(run: &mut Run, peer: Rank, sizes: Sizes) -> Result<(), Failure> {
     let most = run.path(peer)?.max_send;
-    let room = MOST_TAKEN / if sizes == Sizes::Longest { most } else { 128 };
+    let room = MAX_ACCEPTED / if sizes == Sizes::Longest { most } else { 128 };
     for _ in 0..room {
         match run.stream_now(peer, sizes) {
             Ok(()) => {}

@@ -64,7 +64,7 @@ fn is_lost(run: &mut Run, peer: u32) -> Result<(), Failure> {
     })
 }
 
-/// The dropped peer receives what was sent before, and then the failure.
+/// The dropped peer receives the messages sent before, and then the failure.
 fn closed_out(run: &mut Run) -> Result<(), Failure> {
     let rank = run.rank;
     for peer in (0..3).filter(|peer| *peer != rank) {

@@ -10,7 +10,7 @@ pub(super) fn has_left(run: &mut Run, peer: Rank) -> Result<(), Failure> {
     let error = run.until_failed(peer)?;
     let gone = run.ends_connections && error == PeerError::Gone;
     demand(gone || error == PeerError::Left, || {
-        format!("a peer that closed in order: {error:?}")
+        format!("a peer that closed gracefully: {error:?}")
     })
 }
 

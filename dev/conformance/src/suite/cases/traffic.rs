@@ -1,4 +1,4 @@
-//! Traffic patterns: own rank, many ranks, sends from callbacks.
+//! Traffic patterns: a rank to itself, many ranks, sends from callbacks.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -52,7 +52,7 @@ pub(super) const CASES: &[Case] = &[
     },
 ];
 
-/// Messages to the own rank, between messages to another.
+/// Messages of a rank to itself, between messages to another.
 fn self_send(run: &mut Run) -> Result<(), Failure> {
     let (rank, peer) = (run.rank, 1 - run.rank);
     run.path(rank)?;
@@ -64,8 +64,8 @@ fn self_send(run: &mut Run) -> Result<(), Failure> {
     run.arrived(peer, 300)
 }
 
-/// Each message to the own rank sends the next one from its callback: an unbounded `progress` would
-/// never return.
+/// The callback of each message of a rank to itself sends the next one: an unbounded `progress`
+/// would never return.
 fn bounded_progress(run: &mut Run) -> Result<(), Failure> {
     /// Exceeds any sensible bound of one `progress`.
     const LINKS: u32 = 100_000;

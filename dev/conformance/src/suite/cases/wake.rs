@@ -85,7 +85,7 @@ fn asleep_until(
     done: impl Fn(&Run) -> bool,
 ) -> Result<(), Failure> {
     while !done(run) {
-        if run.look(&mut |_, _| {})? > 0 || done(run) {
+        if run.poll_with(&mut |_, _| {})? > 0 || done(run) {
             continue;
         }
         run.in_time(what)?;
@@ -98,9 +98,9 @@ fn asleep_until(
         if sleep(run, tick.unwrap_or(LONG).min(LONG))? || tick.is_some() {
             continue;
         }
-        run.look(&mut |_, _| {})?;
+        run.poll_with(&mut |_, _| {})?;
         demand(!done(run), || {
-            format!("{what}: the event was there, but the sleeper was not woken")
+            format!("{what}: the event had arrived, but the sleeper was not woken")
         })?;
     }
     Ok(())
@@ -143,7 +143,7 @@ fn quiet(run: &mut Run) -> Result<(), Failure> {
     let mut slept = 0;
     for _ in 0..50 {
         for _ in 0..100 {
-            if run.look(&mut |_, _| {})? == 0 {
+            if run.poll_with(&mut |_, _| {})? == 0 {
                 break;
             }
         }

@@ -100,7 +100,7 @@ fn a_loss_is_found_among_segments_sent_at_one_time() {
     assert!(time < 5 * DELAY_OF_LINK, "{time}");
 }
 
-/// Fewer than three later ones arrive, so that it may be late only, for a quarter of a round trip.
+/// Fewer than three later ones arrive, so for a quarter of a round trip it may only be late.
 #[test]
 fn the_last_segment_but_one_is_repeated_by_the_timer_of_reordering() {
     let time = repeated_once(8);

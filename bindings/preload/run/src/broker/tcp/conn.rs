@@ -1,4 +1,4 @@
-//! One connection: copies between a stream of ESP and a socket of the kernel, without blocking.
+//! One connection: copies between an ESP stream and a kernel socket, without blocking.
 
 use std::io::{self, ErrorKind, Read};
 use std::net::{Shutdown, TcpStream};
@@ -11,16 +11,16 @@ use rustix::net::{SendFlags, send};
 use super::ACCEPTED;
 use super::names::Name;
 
-/// Most bytes that are copied in one direction before another connection has its turn.
+/// Maximum number of bytes that are copied in one direction before another connection has its turn.
 const BUDGET: usize = 256 << 10;
-/// Longest wait for the acknowledgement of the last bytes.
+/// Maximum wait for the acknowledgement of the last bytes.
 const LAST_BYTES: Duration = Duration::from_secs(60);
 
 /// State of a direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
     Open,
-    /// Ended in order.
+    /// Ended gracefully.
     Ended,
     /// Ended by an error of the stream.
     Failed,
@@ -55,7 +55,7 @@ pub(super) struct Conn {
     to_program: Direction,
     /// Time at which both directions had ended.
     ended: Option<Instant>,
-    /// Behind the socket, and so dropped after it.
+    /// Declared after the socket, and so dropped after it.
     name: Name,
 }
 
@@ -80,7 +80,7 @@ impl Conn {
     }
 
     /// Creates a connection from a stream and a socket that is being connected to the listener of a
-    /// program. The peer gets [`ACCEPTED`] when that is done.
+    /// program. The peer gets [`ACCEPTED`] when it is connected.
     pub(super) fn joining(stream: EspStream, socket: TcpStream, name: Name) -> io::Result<Conn> {
         Ok(Conn {
             joining: true,
@@ -96,12 +96,12 @@ impl Conn {
         &self.socket
     }
 
-    /// Returns true if it waits for the other sides to take the last bytes.
+    /// Returns true if both directions have ended, and the last bytes may still be on their way.
     pub(super) fn is_ending(&self) -> bool {
         self.ended.is_some()
     }
 
-    /// Notes what an event of the socket says.
+    /// Records an event of the socket.
     pub(super) fn note(&mut self, flags: EventFlags) {
         let over = EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR;
         self.hung_up |= flags.intersects(over);
@@ -109,7 +109,7 @@ impl Conn {
         self.writable |= flags.intersects(EventFlags::OUT | EventFlags::HUP | EventFlags::ERR);
     }
 
-    /// Copies what can be copied. `block` is memory for it.
+    /// Copies all available bytes for which there is room. `block` is a buffer for this.
     pub(super) fn serve(&mut self, block: &mut [u8]) -> Next {
         if self.joining {
             if !self.writable {
@@ -119,14 +119,15 @@ impl Conn {
                 return Next::End;
             }
             self.joining = false;
-            // An error: `receive` finds it, too.
+            // After an error, `receive` finds it, too.
             let _ = self.stream.try_write(&[ACCEPTED]);
         }
         let more = self.send(block) | self.receive();
         if self.to_stream == Direction::Failed && !self.writable {
-            // The program writes, and does not read what is before the error, so it would not learn
-            // of the error: the broker does not read any more, and the program would wait for room.
-            // With TCP the reset overtakes bytes for which the program's socket has no room, too.
+            // The program writes and does not read the bytes before the error, so it would not
+            // learn of the error: the broker no longer reads, and the program would wait for room.
+            // With plain TCP, too, a reset overtakes bytes for which the program's socket has no
+            // room.
             self.to_program = Direction::Failed;
         }
         match (self.to_stream, self.to_program) {
@@ -137,8 +138,8 @@ impl Conn {
         }
     }
 
-    /// Waits until the peer's node has the last bytes, and the program those of the peer: until
-    /// then the program can ask for the connection's addresses.
+    /// Waits until the peer's node has the last bytes of the program, and the program those of the
+    /// peer: until then, the program can ask for the connection's addresses.
     fn wait_for_last_bytes(&mut self) -> Next {
         let since = *self.ended.get_or_insert_with(Instant::now);
         self.stream.arm(Interest::Writable);
@@ -152,8 +153,8 @@ impl Conn {
         }
     }
 
-    /// Ends the connection. Where the program has closed its socket with bytes unread, the peer
-    /// gets an error; after any end but an orderly one, the program does.
+    /// Ends the connection. If the program has closed its socket with bytes unread, the peer gets
+    /// an error; unless the end was graceful, the program gets one.
     pub(super) fn end(self) {
         let has = |direction| self.to_stream == direction || self.to_program == direction;
         let is_by_program = has(Direction::EndedByProgram);
@@ -173,7 +174,7 @@ impl Conn {
                 let unsent = std::mem::take(&mut self.unsent);
                 self.put(&unsent);
                 if !self.unsent.is_empty() {
-                    // A peer that does not read would keep the connection for ever; the kernel
+                    // A peer that does not read would keep the connection forever; the kernel
                     // discards these bytes, too.
                     if self.to_program == Direction::EndedByProgram {
                         self.to_stream = Direction::EndedByProgram;
@@ -192,14 +193,15 @@ impl Conn {
                 Ok(0) => self.program_ended(),
                 Ok(count) => {
                     budget = budget.saturating_sub(count);
-                    // The rest makes another event, but not an end that has been reported.
+                    // Further bytes cause another event, but an end that has been reported does
+                    // not.
                     self.readable = count == block.len() || self.hung_up;
                     self.put(block.get(..count).unwrap_or_default());
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => self.readable = false,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(_) => {
-                    // The peer gets a reset, not an end.
+                    // The peer gets a reset instead of an end.
                     self.to_stream = Direction::EndedByProgram;
                     self.to_program = Direction::EndedByProgram;
                 }
@@ -214,20 +216,20 @@ impl Conn {
         if self.to_program == Direction::EndedByProgram {
             self.to_stream = Direction::EndedByProgram;
         } else {
-            // An error: `receive` finds it, too.
+            // After an error, `receive` finds it, too.
             let _ = self.stream.shutdown(Shutdown::Write);
         }
     }
 
-    /// Writes to the stream, and keeps the bytes for which it has no room; then an event follows
-    /// when it has.
+    /// Writes to the stream, and keeps the bytes for which it has no room; an event follows when it
+    /// has room again.
     fn put(&mut self, bytes: &[u8]) {
         let mut rest = bytes;
         let mut is_armed = false;
         while !rest.is_empty() {
             match self.stream.try_write(rest) {
                 Ok(count) => rest = rest.get(count..).unwrap_or_default(),
-                // The other direction finds the error behind the bytes that have arrived.
+                // The other direction finds the error after the bytes that have arrived.
                 Err(error) if error.kind() != ErrorKind::WouldBlock => {
                     self.to_stream = Direction::Failed;
                     return;
@@ -266,9 +268,9 @@ impl Conn {
                 (_, Some(_)) => self.program_closed(),
                 (Ok(0), None) => {
                     self.to_program = Direction::Ended;
-                    // The bytes that the program has not read yet stay.
+                    // Keep the bytes that the program has not read yet.
                     self.set_linger(None);
-                    // An error: the program has closed its end.
+                    // Fails if the program has closed its end.
                     let _ = self.socket.shutdown(Shutdown::Write);
                 }
                 (Ok(count), None) => {
@@ -300,10 +302,10 @@ impl Conn {
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 
-    /// Sets whether closing the socket resets it (a time of zero) or ends it in order in the
+    /// Sets whether closing the socket resets it (a time of zero) or ends it gracefully in the
     /// background (`None`).
     fn set_linger(&self, time: Option<Duration>) {
-        // Fails for no socket.
+        // Cannot fail for an open socket.
         let _ = socket2::SockRef::from(&self.socket).set_linger(time);
     }
 }

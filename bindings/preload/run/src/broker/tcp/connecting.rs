@@ -1,4 +1,4 @@
-//! The streams that the programs of this node connect: attempts, then connections.
+//! The streams that the programs of this node connect, first as attempts, then as connections.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,37 +17,38 @@ use super::super::table::lock;
 use super::conn::Conn;
 use super::copier::Copier;
 use super::{
-    ACCEPTED, ASK, BOUND_ELSEWHERE, Ends, KEY, LOOK, OTHER_HALF, Outcome, ip, next_ticket,
+    ACCEPTED, ASK, BOUND_ELSEWHERE, Ends, KEY, OTHER_HALF, Outcome, POLL_INTERVAL, ip, next_ticket,
 };
 
 /// Token of the eventfd that announces requests.
 const REQUESTS: u64 = 1;
-/// First token of the listeners that the programs connect to.
+/// First token of the listeners to which the programs connect.
 const VIA: u64 = 2;
 
 /// Pause after an error of `accept`.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// A stream whose other end has the program's listener.
+/// A stream that the peer's listener has accepted.
 pub(super) struct Connected {
     pub(super) ticket: u64,
     pub(super) ends: Ends,
 }
 
-/// Request to connect to this address, from that one if the program's socket is bound.
+/// Request to connect to `peer`, from the address `from` if the program's socket is bound.
 struct Ask {
     peer: SocketAddr,
     from: Option<IpAddr>,
     answer: Sender<Outcome>,
 }
 
-/// The thread that connects.
+/// Handle of the thread that connects.
 pub(super) struct Connecting {
     asks: Sender<Ask>,
     wake: Arc<OwnedFd>,
 }
 
-/// Begins to connect. The receiver gets the outcome, or is disconnected at the end of patience.
+/// Begins to connect. The receiver gets the outcome, or is disconnected when the attempt takes too
+/// long.
 pub(super) fn begin(
     node: &Arc<Node>,
     peer: SocketAddr,
@@ -61,7 +62,7 @@ pub(super) fn begin(
     let (answer, result) = channel();
     let asked = thread.asks.send(Ask { peer, from, answer });
     asked.map_err(|_| io::Error::from(Errno::ENETDOWN))?;
-    // Fails only with a full counter, which wakes as well.
+    // Fails only if the counter is full, and then the thread wakes, too.
     let _ = rustix::io::write(&thread.wake, &1u64.to_ne_bytes());
     Ok(result)
 }
@@ -98,12 +99,12 @@ fn start(node: &Arc<Node>) -> io::Result<Connecting> {
     Ok(Connecting { asks, wake })
 }
 
-/// A stream that is being connected, or waits for its program.
+/// A stream that is being connected or waits for its program.
 struct Attempt {
     stream: EspStream,
     peer: SocketAddr,
     since: Instant,
-    /// `None`: has been answered.
+    /// `None` if it has been answered.
     answer: Option<Sender<Outcome>>,
 }
 
@@ -114,7 +115,7 @@ struct Thread {
     copier: Copier,
     asked: Receiver<Ask>,
     wake: Arc<OwnedFd>,
-    /// By ticket.
+    /// Attempts by ticket.
     attempts: HashMap<u64, Attempt>,
     /// Tickets by slot.
     slots: HashMap<u16, u64>,
@@ -123,7 +124,9 @@ struct Thread {
 impl Thread {
     fn turn(&mut self) {
         let undecided = self.attempts.values().any(|it| it.answer.is_some());
-        let news = self.copier.turn(if undecided { ASK } else { LOOK });
+        let news = self
+            .copier
+            .turn(if undecided { ASK } else { POLL_INTERVAL });
         for slot in news.slots {
             if let Some(ticket) = self.slots.get(&slot) {
                 self.proceed(*ticket);
@@ -142,11 +145,11 @@ impl Thread {
         self.sweep();
     }
 
-    /// Begins to connect a stream, or answers why it cannot.
+    /// Begins to connect a stream, or answers with the reason why it cannot.
     fn begin(&mut self, ask: &Ask) {
         let own = self.client.interfaces();
         if own.iter().any(|own| ip(own.addr) == ask.peer.ip()) {
-            let _ = ask.answer.send(Err("within the node"));
+            let _ = ask.answer.send(Err("the peer is on this node"));
             return;
         }
         let mut addr = EspAddr::new(NodeAddr::Udp(ask.peer), ask.peer.port());
@@ -159,7 +162,7 @@ impl Thread {
         }
         match self.open(addr) {
             Ok(stream) => self.watch(stream, ask),
-            Err(_) => drop(ask.answer.send(Err("no route by ESP"))),
+            Err(_) => drop(ask.answer.send(Err("no route for ESP"))),
         }
     }
 
@@ -202,7 +205,7 @@ impl Thread {
         Some(attempt)
     }
 
-    /// Takes the connections of programs.
+    /// Accepts the connections of programs.
     fn accept(&mut self, token: u64) {
         let node = Arc::clone(&self.node);
         let via = usize::try_from(token - VIA).ok();
@@ -214,7 +217,7 @@ impl Thread {
                 Ok(accepted) => accepted,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(_) => {
-                    // Out of descriptors: others are closed meanwhile.
+                    // Out of descriptors: others may be closed in the meantime.
                     std::thread::sleep(PAUSE);
                     return;
                 }
@@ -223,7 +226,7 @@ impl Thread {
             let Some(claim) = lock(&node.tcp.claimed).remove(&program) else {
                 continue;
             };
-            // Else the stream was dropped by now, and the program's socket ends.
+            // Otherwise, the stream was dropped by now, and the program's socket ends.
             if let Some(attempt) = self.remove(claim.ticket) {
                 let conn = Conn::new(attempt.stream, socket, claim.name);
                 let _ = conn.and_then(|conn| self.copier.add(conn));
@@ -231,7 +234,7 @@ impl Thread {
         }
     }
 
-    /// Drops the attempts that have taken too long or are abandoned.
+    /// Drops the attempts that have taken too long or were abandoned.
     fn sweep(&mut self) {
         let is_late = |attempt: &Attempt| {
             let limit: Duration = match attempt.answer {
@@ -250,7 +253,8 @@ impl Thread {
 }
 
 impl Attempt {
-    /// Returns whether the peer's program has the connection; `None`: an event tells later.
+    /// Returns whether the peer's program has the connection; `None` if that is not known before a
+    /// later event.
     fn decide(&self) -> Option<bool> {
         self.answer.as_ref()?;
         let attempt = || match self.stream.is_connected() {
@@ -272,14 +276,14 @@ impl Attempt {
         })
     }
 
-    /// Reports the outcome; false if the stream is not wanted any more.
+    /// Reports the outcome. Returns false if the stream is no longer wanted.
     fn answer(&mut self, ticket: u64, is_accepted: bool) -> bool {
         let local = self.stream.local_addr();
         let local = SocketAddr::new(ip(local.addr), local.port);
         let ends = (local, self.peer);
         let outcome = match is_accepted {
             true => Ok(Connected { ticket, ends }),
-            false => Err("its program does not accept by ESP"),
+            false => Err("the peer's listener did not accept the connection over ESP"),
         };
         let answer = self.answer.take();
         answer.is_some_and(|answer| answer.send(outcome).is_ok()) && is_accepted

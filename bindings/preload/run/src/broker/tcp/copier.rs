@@ -1,8 +1,8 @@
 //! Copies for all connections of one engine, in the thread that polls the engine.
 //!
-//! The thread sleeps in one epoll set: of the engine's poller, the sockets of the programs, and
-//! what its owner adds. So a message takes one wake-up of the broker in each node, and messages of
-//! several connections that are ready at a time share it.
+//! The thread sleeps on one epoll set: it contains the engine's poller, the sockets of the
+//! programs, and descriptors that the owner adds. So a message takes one wake-up of the broker on
+//! each node, and messages of several connections that are ready at the same time share it.
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
@@ -13,17 +13,17 @@ use std::{io, mem};
 use esp_client::Poller;
 use rustix::event::{Timespec, epoll};
 
-use super::LOOK;
+use super::POLL_INTERVAL;
 use super::conn::{Conn, Next};
 
-/// Token of the poller's descriptor. Those of connections follow [`FIRST_CONN`]; between them are
-/// those of the owner.
+/// Token of the poller's descriptor. Tokens of connections start at [`FIRST_CONN`]; those in
+/// between are the owner's.
 const POLLER: u64 = 0;
 /// First token of a connection.
 const FIRST_CONN: u64 = 16;
-/// Memory for copies, in bytes.
+/// Length of the buffer for copies, in bytes.
 const BLOCK: usize = 64 << 10;
-/// Events that are taken at a time.
+/// Maximum number of events that are taken at a time.
 const EVENTS: usize = 64;
 
 /// Events that are not handled by copying.
@@ -31,7 +31,7 @@ const EVENTS: usize = 64;
 pub(super) struct News {
     /// Tokens of the owner's descriptors that are readable.
     pub(super) tokens: Vec<u64>,
-    /// Slots of streams that are not copied and have an event.
+    /// Slots of streams that have an event but are not copied.
     pub(super) slots: Vec<u16>,
     /// A connection may have arrived at a listener.
     pub(super) arrivals: bool,
@@ -43,12 +43,12 @@ pub(super) struct Copier {
     set: OwnedFd,
     conns: HashMap<u64, Conn>,
     slots: HashMap<u16, u64>,
-    /// Connections with something to do.
+    /// Connections that have work to do.
     queue: Vec<u64>,
     next: u64,
     block: Vec<u8>,
-    /// Time of the last look at connections that are ending.
-    looked: Instant,
+    /// Time of the last check of connections that are ending.
+    checked: Instant,
 }
 
 impl Copier {
@@ -63,7 +63,7 @@ impl Copier {
             queue: Vec::new(),
             next: FIRST_CONN,
             block: vec![0; BLOCK],
-            looked: Instant::now(),
+            checked: Instant::now(),
         };
         let data = epoll::EventData::new_u64(POLLER);
         epoll::add(&copier.set, copier.poller.fd(), data, epoll::EventFlags::IN)?;
@@ -90,23 +90,23 @@ impl Copier {
         Ok(())
     }
 
-    /// Returns true without connections.
+    /// Returns true if there are no connections.
     pub(super) fn is_empty(&self) -> bool {
         self.conns.is_empty()
     }
 
-    /// Copies what is there, then waits for more, at most for `wait`.
+    /// Copies the available bytes, then waits for more, for at most `wait`.
     pub(super) fn turn(&mut self, wait: Duration) -> News {
         let mut news = News::default();
-        if self.looked.elapsed() >= LOOK {
-            // The limit of their time is no event.
-            self.looked = Instant::now();
+        if self.checked.elapsed() >= POLL_INTERVAL {
+            // Their time limit causes no event.
+            self.checked = Instant::now();
             let ending = self.conns.iter().filter(|(_, conn)| conn.is_ending());
             self.queue.extend(ending.map(|(token, _)| *token));
         }
         self.poll(&mut news);
         if self.serve() {
-            // Sends what all of them have written.
+            // Sends the bytes that all of them have written.
             self.poll(&mut news);
         }
         let is_idle = self.queue.is_empty() && !news.arrivals && news.slots.is_empty();
@@ -132,7 +132,7 @@ impl Copier {
         });
     }
 
-    /// Gives each connection of the queue its turn. Returns false if there was none.
+    /// Serves each queued connection once. Returns false if the queue was empty.
     fn serve(&mut self) -> bool {
         let mut queue = mem::take(&mut self.queue);
         queue.sort_unstable();

@@ -1,4 +1,4 @@
-//! The streams that the programs of other nodes connect to a listener of a program.
+//! The streams that programs of other nodes connect to a program's listener.
 
 use std::collections::HashSet;
 use std::io;
@@ -14,13 +14,13 @@ use super::super::table::lock;
 use super::super::{Node, system};
 use super::conn::Conn;
 use super::copier::Copier;
-use super::{KEY, LOOK, Listening, Place, ip};
+use super::{KEY, Listening, POLL_INTERVAL, Place, ip};
 
-/// Time after a request by which the program listens.
+/// Time after a request at which the program is expected to listen.
 const SOON: Duration = Duration::from_secs(1);
 
-/// Serves a program's listener by ESP, too. Errors leave it to TCP. Returns when the UDP port is
-/// bound, so that a peer that finds the port of TCP open finds ESP, too.
+/// Serves a program's listener by ESP, too; after an error, only TCP serves it. Returns when the
+/// UDP port is bound, so that a peer that finds the TCP port open finds ESP, too.
 pub(crate) fn listen(node: &Arc<Node>, place: Place, inode: u64) -> io::Result<()> {
     let (addr, _) = place;
     let is_wanted = node.tcp.is_on && node.tcp.rules.allow_port(addr.port());
@@ -34,14 +34,14 @@ pub(crate) fn listen(node: &Arc<Node>, place: Place, inode: u64) -> io::Result<(
     let mut port = Port::open(node, place).ok();
     let serving = Arc::clone(node);
     let began = node.busy("tcp-listener", move |_| {
-        // The port is held by a broker that has not yet found its program ended, or by another
-        // program; or there is no network yet.
+        // The port is held by a broker that has not yet noticed the end of its program, or by
+        // another program, or there is no network yet.
         while port.is_none() {
-            look(&serving, place);
+            check(&serving, place);
             if forget(&serving, place) {
                 return;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
             port = Port::open(&serving, place).ok();
         }
         if let Some(port) = port {
@@ -51,8 +51,8 @@ pub(crate) fn listen(node: &Arc<Node>, place: Place, inode: u64) -> io::Result<(
     began.inspect_err(|_| drop(lock(&node.tcp.listeners).remove(&place)))
 }
 
-/// Notes a program's listener. Returns false if its place has a thread, which may still serve the
-/// connections of an earlier listener.
+/// Records a program's listener. Returns false if its place already has a thread, which may still
+/// serve the connections of an earlier listener.
 fn is_first(node: &Node, place: Place, inode: u64) -> bool {
     let mut listeners = lock(&node.tcp.listeners);
     let is_first = !listeners.contains_key(&place);
@@ -65,21 +65,21 @@ fn is_first(node: &Node, place: Place, inode: u64) -> bool {
     is_first
 }
 
-/// Looks whether the program's listener exists, not just another program's at its port.
-fn look(node: &Node, place: Place) {
+/// Checks whether the program's listener still exists, and not only another program's at its port.
+fn check(node: &Node, place: Place) {
     let now = system::tcp_listeners(place.0.port());
     if let Some(listening) = lock(&node.tcp.listeners).get_mut(&place) {
         listening.update(now);
     }
 }
 
-/// Returns true if a program listens, as of the last look.
+/// Returns true if a program listens, as of the last check.
 fn listens(node: &Node, place: Place) -> bool {
     let listeners = lock(&node.tcp.listeners);
     listeners.get(&place).is_some_and(Listening::is_open)
 }
 
-/// Forgets the place, whose thread ends, and returns true, unless a program listens.
+/// Forgets the place and returns true, unless a program listens. The place's thread must then end.
 fn forget(node: &Node, place: Place) -> bool {
     let mut listeners = lock(&node.tcp.listeners);
     let is_open = listeners.get(&place).is_some_and(Listening::is_open);
@@ -95,7 +95,7 @@ impl Listening {
         !self.inodes.is_empty()
     }
 
-    /// Forgets the sockets that do not listen any more, where those that do are known.
+    /// Forgets the sockets that no longer listen, if the listening sockets are known.
     fn update(&mut self, now: io::Result<HashSet<u64>>) {
         if let Ok(now) = now
             && self.since.elapsed() >= SOON
@@ -134,16 +134,16 @@ impl Port {
         })
     }
 
-    /// Accepts and copies until the program does not listen and its connections have ended. A later
-    /// listener of the program finds the port bound meanwhile.
+    /// Accepts and copies until the program no longer listens and its connections have ended. Until
+    /// then, a later listener of the program uses the same port.
     fn serve(mut self) {
-        let mut looked = Instant::now();
+        let mut checked = Instant::now();
         loop {
-            let news = self.copier.turn(LOOK);
-            let is_due = looked.elapsed() >= LOOK;
+            let news = self.copier.turn(POLL_INTERVAL);
+            let is_due = checked.elapsed() >= POLL_INTERVAL;
             if is_due {
-                looked = Instant::now();
-                look(&self.node, self.place);
+                checked = Instant::now();
+                check(&self.node, self.place);
             }
             if news.arrivals || is_due {
                 self.accept();
@@ -156,7 +156,7 @@ impl Port {
 
     /// Accepts all streams that wait.
     fn accept(&mut self) {
-        // An error: there is none, or no room for one more at present.
+        // An error: no stream waits, or there is no room for another one now.
         while let Ok((stream, _)) = self.listener.accept() {
             // The end of the stream tells the peer that the program does not listen; it takes TCP.
             let is_allowed = self.node.tcp.rules.allow_host(ip(stream.peer_addr().addr));
@@ -169,8 +169,8 @@ impl Port {
     }
 }
 
-/// Connects to the program's listener from the address that it listens on, which is how the program
-/// recognizes a connection whose peer it has to ask for.
+/// Connects to the program's listener from the address that it listens on. By this address, the
+/// program recognizes a connection whose peer it has to ask for.
 fn join(node: &Node, addr: SocketAddr, stream: EspStream) -> io::Result<Conn> {
     let (local, peer) = (stream.local_addr(), stream.peer_addr());
     let ends = (
@@ -179,15 +179,15 @@ fn join(node: &Node, addr: SocketAddr, stream: EspStream) -> io::Result<Conn> {
     );
     let to: IpAddr = match addr.ip() {
         ip if !ip.is_unspecified() => ip,
-        // A listener on any address of IPv6 accepts IPv4, too.
+        // A listener on the unspecified IPv6 address accepts IPv4, too.
         _ if ends.0.is_ipv4() => Ipv4Addr::LOCALHOST.into(),
         _ => Ipv6Addr::LOCALHOST.into(),
     };
     let domain = Domain::for_address(SocketAddr::new(to, 0));
     let socket = Socket::new(domain, Type::STREAM, None)?;
-    // Until the stream ends in order, the end of this socket is a reset: the program can tell a
-    // connection that has ended before it was accepted, and has no name any more, from one of its
-    // own node.
+    // Until the stream ends gracefully, the end of this socket is a reset. If a connection ends
+    // before it is accepted, its name is gone, and the reset lets the program distinguish it from a
+    // connection of its own node.
     socket.set_linger(Some(Duration::ZERO))?;
     socket.bind(&SocketAddr::new(to, 0).into())?;
     let own = socket.local_addr()?.as_socket();

@@ -1,14 +1,15 @@
 //! TCP over ESP in UDP.
 //!
-//! A program that listens on a port of TCP is reached by ESP in UDP at the UDP port of this number.
-//! The broker connects to the program's listener over loopback for each stream that it accepts, so
-//! that the listener is ready when the kernel says so, and other programs still see its port. Once
-//! that is done it sends one byte, [`ACCEPTED`]. A program that connects is sent to a listener of
-//! the broker on loopback once the byte has come; without it the connection is one of TCP.
+//! A program that listens on a TCP port is reached by ESP in UDP at the UDP port of the same
+//! number. For each stream that the broker accepts, it connects to the program's listener over
+//! loopback, so that the kernel reports when the listener is ready, and other programs still see
+//! its port. Once connected, it sends one byte, [`ACCEPTED`]. A program that connects is directed
+//! to a listener of the broker on loopback once the byte has arrived; without the byte, the
+//! connection is plain TCP.
 //!
-//! `connecting` has the streams that this node's programs connect, `listening` those of a
+//! `connecting` handles the streams that this node's programs connect, `listening` those of a
 //! listener's port: each is an engine in a thread of its own, with its connections (`copier`,
-//! `conn`). `names` has the true addresses of all connections.
+//! `conn`). `names` maps all connections to their true addresses.
 
 mod conn;
 mod connecting;
@@ -38,27 +39,27 @@ use names::{Name, Names};
 
 /// Maximum wait for the peer's node.
 const ASK: Duration = Duration::from_millis(300);
-/// Period of looks whether the peer's node has refused.
-const STEP: Duration = Duration::from_millis(2);
-/// Time for which an address that has no ESP is not asked again.
+/// Interval between checks whether the peer's node has refused.
+const CHECK_INTERVAL: Duration = Duration::from_millis(2);
+/// Time for which an address without ESP is not tried again.
 const REMEMBER: Duration = Duration::from_secs(10);
-/// Most addresses that are remembered.
+/// Maximum number of remembered addresses.
 const MAX_REMEMBERED: usize = 4096;
 /// Maximum wait for the program's half of a connection.
 const OTHER_HALF: Duration = Duration::from_secs(10);
 /// First byte of a stream: the program's listener has accepted the connection.
 const ACCEPTED: u8 = 1;
-/// Period of looks whether the program listens.
-const LOOK: Duration = Duration::from_millis(500);
+/// Interval between checks whether the program listens.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Key of all streams of TCP, so that other listeners refuse them.
 const KEY: &[u8] = b"esprun-tcp";
 
-/// Why a connection stays TCP whatever the peer's node has.
+/// Reason why a connection stays TCP, whatever the peer's node supports.
 const BOUND_ELSEWHERE: &str = "its socket is bound to an address without ESP";
 
 /// True local and peer address of a connection.
 type Ends = (SocketAddr, SocketAddr);
-/// Result of an attempt to connect, or why the connection stays TCP.
+/// Result of an attempt to connect, or the reason why the connection stays TCP.
 type Outcome = Result<Connected, &'static str>;
 
 /// A connected stream whose program has claimed it.
@@ -68,14 +69,14 @@ struct Claim {
     since: Instant,
 }
 
-/// A listener of a program: its address, and whether it is one of IPv6 alone.
+/// A listener of a program: its address, and whether it accepts only IPv6.
 pub(super) type Place = (SocketAddr, bool);
 
 /// State of a program's listener.
 struct Listening {
     /// Inodes of the programs' sockets.
     inodes: HashSet<u64>,
-    /// Time of the last request; the program listens right after it.
+    /// Time of the last request, right after which the program listens.
     since: Instant,
 }
 
@@ -83,19 +84,19 @@ struct Listening {
 pub(super) struct Tcp {
     is_on: bool,
     rules: Rules,
-    /// Listeners to which the programs connect: of IPv4 and of IPv6.
+    /// Listeners to which the programs connect, for IPv4 and IPv6.
     via: [Option<TcpListener>; 2],
     connecting: Mutex<Option<Connecting>>,
-    /// Streams that are connected and not yet claimed.
+    /// Streams that are connected but not yet claimed.
     tickets: Mutex<HashMap<u64, (Ends, Instant)>>,
-    /// Tickets of streams that no program takes any more.
+    /// Tickets of streams that no program will claim.
     abandoned: Mutex<Vec<u64>>,
-    /// By the local address of the program's socket.
+    /// Claimed streams by the local address of the program's socket.
     claimed: Mutex<HashMap<SocketAddr, Claim>>,
     names: Names,
-    /// Addresses without ESP.
+    /// Addresses without ESP, with the time of the last attempt.
     without: Mutex<HashMap<SocketAddr, Instant>>,
-    /// Those of programs, until the threads of their ports end.
+    /// Listeners of programs, until the threads of their ports end.
     listeners: Mutex<HashMap<Place, Listening>>,
 }
 
@@ -106,7 +107,7 @@ impl Tcp {
         if is_on {
             via = [
                 Some(bind(Ipv4Addr::LOCALHOST.into())?),
-                // Without IPv6, its connections stay TCP.
+                // If the node has no IPv6, IPv6 connections stay TCP.
                 bind(Ipv6Addr::LOCALHOST.into()).ok(),
             ];
         }
@@ -134,14 +135,14 @@ impl Tcp {
         !self.names.is_empty()
     }
 
-    /// Drops what was not taken in time.
+    /// Drops streams and claims that were not taken in time.
     pub(super) fn sweep(&self) {
         lock(&self.tickets).retain(|_, (_, since)| since.elapsed() < OTHER_HALF);
         lock(&self.claimed).retain(|_, claim| claim.since.elapsed() < OTHER_HALF);
         lock(&self.without).retain(|_, since| since.elapsed() < REMEMBER);
     }
 
-    /// Notes the local address of the socket by which a program takes a stream.
+    /// Records the local address of the socket by which a program takes a stream.
     pub(super) fn claim(&self, ticket: u64, local: SocketAddr) -> io::Result<()> {
         let waiting = lock(&self.tickets).remove(&ticket);
         let (ends, since) = waiting.ok_or(Errno::ETIMEDOUT)?;
@@ -154,8 +155,8 @@ impl Tcp {
         Ok(())
     }
 
-    /// Drops a connected stream soon: the peer's program has accepted it, and may serve no other
-    /// one meanwhile.
+    /// Requests that a connected stream is dropped soon: the peer's program has accepted it, and
+    /// may serve no other one until it ends.
     pub(super) fn abandon(&self, ticket: u64) {
         lock(&self.tickets).remove(&ticket);
         lock(&self.abandoned).push(ticket);
@@ -185,7 +186,7 @@ impl Tcp {
     }
 }
 
-/// Connects to the program of the peer's node, if it has ESP. `own`: address to which the program's
+/// Connects to the peer's program, if its node supports ESP. `own`: address to which this program's
 /// socket is bound.
 pub(super) fn connect(node: &Arc<Node>, peer: SocketAddr, own: Option<SocketAddr>) -> Answer {
     match ask(node, peer, own) {
@@ -197,22 +198,22 @@ pub(super) fn connect(node: &Arc<Node>, peer: SocketAddr, own: Option<SocketAddr
     }
 }
 
-/// Connects to the peer's program, or returns why the connection stays TCP.
+/// Connects to the peer's program, or returns the reason why the connection stays TCP.
 fn ask(
     node: &Arc<Node>,
     peer: SocketAddr,
     own: Option<SocketAddr>,
 ) -> Result<Answer, &'static str> {
     let tcp = &node.tcp;
-    let via = tcp
-        .via(peer)
-        .ok_or("not under esprun --tcp, or without loopback")?;
+    let via = tcp.via(peer).ok_or(
+        "esprun was started without --tcp, or this node has no loopback address of this IP version",
+    )?;
     if !tcp.rules.allow(peer) {
         return Err("excluded by the rules");
     }
     let asked = lock(&tcp.without).get(&peer).copied();
     if asked.is_some_and(|since| since.elapsed() < REMEMBER) {
-        return Err("no ESP there some seconds ago");
+        return Err("an attempt over ESP failed less than 10 s ago");
     }
     if udp_interfaces().is_empty() {
         return Err("no interface has an address");
@@ -225,19 +226,20 @@ fn ask(
         }
     })?;
     if let Some(own) = own {
-        // The program may have asked for it before.
+        // The program may have queried its port before.
         ends.0.set_port(own.port());
     }
     lock(&tcp.tickets).insert(ticket, (ends, Instant::now()));
     Ok(Answer::Via { ticket, via })
 }
 
-/// Waits for a connection. A closed UDP port of the peer ends it soon, silence after twice [`ASK`].
+/// Waits for a connection. The wait ends soon if the peer's UDP port is closed, and after twice
+/// [`ASK`] without an answer.
 fn wait(result: &Receiver<Outcome>, peer: SocketAddr) -> Outcome {
     let deadline = Instant::now() + 2 * ASK;
     let mut probe = None;
     while Instant::now() < deadline {
-        match result.recv_timeout(STEP) {
+        match result.recv_timeout(CHECK_INTERVAL) {
             Ok(outcome) => return outcome,
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {}
@@ -253,7 +255,7 @@ fn wait(result: &Receiver<Outcome>, peer: SocketAddr) -> Outcome {
             return Err("its UDP port is closed");
         }
     }
-    Err("no answer by ESP")
+    Err("no answer over ESP")
 }
 
 /// Sends an empty datagram to the peer's port. The kernel reports a closed port to the socket,

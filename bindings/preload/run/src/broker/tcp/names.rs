@@ -1,15 +1,15 @@
-//! The true addresses of connections, which look local to the programs, and their counters.
+//! True addresses of connections, which look local to the programs, and their counters.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use preload_wire::{Answer, SocketStatus, Way};
+use preload_wire::{Answer, DataPath, SocketStatus};
 
 use super::super::table::lock;
 
-/// A connection as its program is to see it.
+/// A connection with the addresses that its program should see.
 pub(super) struct Named {
     pub(super) local: SocketAddr,
     pub(super) peer: SocketAddr,
@@ -18,7 +18,7 @@ pub(super) struct Named {
     received: AtomicU64,
 }
 
-/// Number of connections that stayed TCP and are remembered.
+/// Maximum number of remembered connections that stayed TCP.
 const MAX_STAYED: usize = 64;
 
 /// All connections.
@@ -27,9 +27,9 @@ pub(super) struct Names(Arc<All>);
 
 #[derive(Default)]
 struct All {
-    /// By the address on loopback that a program sees as its own, or as its peer's.
+    /// Connections by the loopback address that a program sees as its own or as its peer's.
     named: Mutex<HashMap<SocketAddr, Arc<Named>>>,
-    /// The last ones that stayed TCP, and why.
+    /// The last connections that stayed TCP, and the reasons.
     stayed: Mutex<VecDeque<(SocketAddr, &'static str)>>,
 }
 
@@ -50,7 +50,7 @@ impl Names {
         }
     }
 
-    /// Notes a connection that stays TCP.
+    /// Records a connection that stays TCP.
     pub(super) fn stayed(&self, peer: SocketAddr, why: &'static str) {
         let mut stayed = lock(&self.0.stayed);
         if stayed.len() >= MAX_STAYED {
@@ -66,7 +66,7 @@ impl Names {
         let over_esp = named.values().map(|named| SocketStatus {
             local: named.local.to_string(),
             peer: named.peer.to_string(),
-            way: Way::Copied,
+            way: DataPath::Copied,
             sent: count(&named.sent),
             received: count(&named.received),
         });
@@ -76,19 +76,19 @@ impl Names {
         all.extend(stayed.iter().map(|(peer, why)| SocketStatus {
             local: String::new(),
             peer: peer.to_string(),
-            way: Way::Tcp((*why).into()),
+            way: DataPath::Tcp((*why).into()),
             sent: None,
             received: None,
         }));
         all
     }
 
-    /// Returns true without connections.
+    /// Returns true if there are no connections.
     pub(super) fn is_empty(&self) -> bool {
         lock(&self.0.named).is_empty()
     }
 
-    /// Returns the true addresses of a connection whose program sees these.
+    /// Returns the true addresses of a connection for which the program sees these.
     pub(super) fn find(&self, local: SocketAddr, peer: SocketAddr) -> Answer {
         let names = lock(&self.0.named);
         let found = names.get(&local).or_else(|| names.get(&peer));
@@ -99,8 +99,8 @@ impl Names {
     }
 }
 
-/// The name of one connection, which is removed when this is dropped: after the socket, whose port
-/// another program of the node can have from then on.
+/// The name of one connection. Dropping it removes the name; it is dropped after the socket, whose
+/// port another program of the node can get from then on.
 pub(super) struct Name {
     all: Names,
     key: SocketAddr,
@@ -123,7 +123,7 @@ impl Name {
 impl Drop for Name {
     fn drop(&mut self) {
         let mut names = lock(&self.all.0.named);
-        // The address may be that of a later connection by now.
+        // The address may belong to a later connection by now.
         if names
             .get(&self.key)
             .is_some_and(|named| Arc::ptr_eq(named, &self.named))

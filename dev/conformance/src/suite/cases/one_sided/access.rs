@@ -14,7 +14,7 @@ pub(super) fn put_bounds(run: &mut Run) -> Result<(), Failure> {
     bounds(run, Run::put)
 }
 
-/// Ranges outside of the region are refused, also with numbers that overflow.
+/// Ranges outside of the region are refused, including those whose numbers overflow.
 fn bounds(run: &mut Run, operate: Operate) -> Result<(), Failure> {
     const LENGTH: usize = 10_000;
     if run.rank == 1 {

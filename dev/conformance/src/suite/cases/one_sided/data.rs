@@ -116,7 +116,8 @@ pub(super) fn put_data(run: &mut Run) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A message sent after the completion of a put finds the bytes there.
+/// When a message arrives that was sent after the completion of a put, the bytes of the put are in
+/// place.
 pub(super) fn put_then_send(run: &mut Run) -> Result<(), Failure> {
     let rounds = (run.rounds / 4).max(20);
     let length = region_length(run, 1 - run.rank)?.min(64 << 10);
@@ -213,7 +214,7 @@ fn flood(run: &mut Run, operate: Operate, put: bool) -> Result<(), Failure> {
     }
 }
 
-/// Operations on the own rank: source and target are memory of one process.
+/// Operations of a rank on itself: source and target are memory of one process.
 pub(super) fn self_get(run: &mut Run) -> Result<(), Failure> {
     let rank = run.rank;
     if !run.path(rank)?.one_sided {

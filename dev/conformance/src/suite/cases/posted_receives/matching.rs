@@ -162,7 +162,7 @@ pub(super) fn lengths(run: &mut Run) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The own rank may fill receives like any other.
+/// A rank may fill its own receives like those of any other.
 pub(super) fn itself(run: &mut Run) -> Result<(), Failure> {
     let rank = run.rank;
     if !run.path(rank)?.one_sided {

@@ -211,7 +211,7 @@ pub(super) fn race(run: &mut Run) -> Result<(), Failure> {
 
 /// The number of posted receives is bounded, and withdrawing one frees its room.
 pub(super) fn full(run: &mut Run) -> Result<(), Failure> {
-    const MOST: usize = 200_000;
+    const MAX_POSTS: usize = 200_000;
     applies(run)?;
     if run.rank == 1 {
         return run.barrier();
@@ -222,8 +222,8 @@ pub(super) fn full(run: &mut Run) -> Result<(), Failure> {
         let mut posts = Vec::new();
         while let Some(posted) = run.try_post(ANY, &buffer, 0, 8)? {
             posts.push(posted);
-            demand(posts.len() < MOST, || {
-                format!("{MOST} receives were posted without a bound")
+            demand(posts.len() < MAX_POSTS, || {
+                format!("{MAX_POSTS} receives were posted without a bound")
             })?;
         }
         counts.push(posts.len());

@@ -1,7 +1,7 @@
 /*
  * Mutexes and condition variables of Open MPI 5 and 6 on POSIX threads, for installations that lack
- * this header (Debian's libopenmpi-dev does): the types, and functions that Open MPI's own headers
- * mention. The component itself uses none of them. The installed header has precedence.
+ * this header, such as Debian's libopenmpi-dev: the types, and the functions that Open MPI's own
+ * headers mention. The component itself uses none of them. The installed header has precedence.
  */
 #ifndef ESP_THREADS_PTHREADS_MUTEX_H
 #define ESP_THREADS_PTHREADS_MUTEX_H

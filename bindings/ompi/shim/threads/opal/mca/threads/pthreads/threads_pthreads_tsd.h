@@ -1,4 +1,4 @@
-/* Data of a thread of Open MPI 5 and 6 on POSIX threads, see threads_pthreads_mutex.h. */
+/* Thread-specific data of Open MPI 5 and 6 on POSIX threads, see threads_pthreads_mutex.h. */
 #ifndef ESP_THREADS_PTHREADS_TSD_H
 #define ESP_THREADS_PTHREADS_TSD_H
 

@@ -1,5 +1,5 @@
-//! Calls with several messages, for sockets of `AF_ENET`: the calls with one message, as the kernel
-//! repeats them.
+//! `sendmmsg` and `recvmmsg` for sockets of `AF_ENET`: repeat the calls with one message as the
+//! kernel does.
 
 use std::time::{Duration, Instant};
 
@@ -9,13 +9,13 @@ use crate::interpose::{is_over_esp, recvmsg, sendmsg};
 use crate::kernel;
 use crate::own::Own;
 
-/// Most messages of a call; those after them are left.
+/// Maximum number of messages of a call; further ones are ignored.
 const MAX_MESSAGES: usize = 1024;
 
 /// `sendmmsg(2)`.
 ///
 /// # Safety
-/// `messages` has that many messages.
+/// `messages` must be valid for reads and writes of `number` messages, each with valid pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmmsg(
     fd: c_int,
@@ -31,7 +31,7 @@ pub unsafe extern "C" fn sendmmsg(
     let messages = unsafe { all(messages, number) };
     let mut done = 0;
     for message in messages {
-        // SAFETY: it is such a structure.
+        // SAFETY: as the caller promises.
         let sent = unsafe { sendmsg(fd, &raw const message.msg_hdr, flags) };
         let Ok(sent) = c_uint::try_from(sent) else {
             return if done > 0 { done } else { -1 };
@@ -45,7 +45,8 @@ pub unsafe extern "C" fn sendmmsg(
 /// `recvmmsg(2)`.
 ///
 /// # Safety
-/// `messages` has that many messages; `limit` is null or points to a time.
+/// `messages` must be valid for reads and writes of `number` messages, each with valid pointers;
+/// `limit` must be null or valid for reads and writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recvmmsg(
     fd: c_int,
@@ -65,7 +66,7 @@ pub unsafe extern "C" fn recvmmsg(
     let mut done = 0;
     for message in messages {
         let one = flags & !libc::MSG_WAITFORONE;
-        // SAFETY: it is such a structure.
+        // SAFETY: as the caller promises.
         let received = unsafe { recvmsg(fd, &raw mut message.msg_hdr, one) };
         let Ok(received) = c_uint::try_from(received) else {
             if done == 0 {
@@ -78,7 +79,7 @@ pub unsafe extern "C" fn recvmmsg(
         if flags & libc::MSG_WAITFORONE != 0 {
             flags |= libc::MSG_DONTWAIT;
         }
-        // The kernel looks at the time only after a message, too.
+        // The kernel, too, checks the time only after a message.
         if end.is_some_and(|end| end <= Instant::now()) {
             break;
         }
@@ -94,14 +95,14 @@ pub unsafe extern "C" fn recvmmsg(
 /// Returns the messages of a call.
 ///
 /// # Safety
-/// There are that many.
+/// `messages` must be valid for reads and writes of `number` messages.
 unsafe fn all<'a>(messages: *mut mmsghdr, number: c_uint) -> &'a mut [mmsghdr] {
     let number = usize::try_from(number).map_or(MAX_MESSAGES, |number| number.min(MAX_MESSAGES));
     // SAFETY: as the caller promises.
     unsafe { std::slice::from_raw_parts_mut(messages, number) }
 }
 
-/// Returns the end of a time from now on; an error if it is no time.
+/// Returns the time at which the limit expires; an error if the limit is invalid.
 fn deadline(limit: &timespec) -> Result<Instant, ()> {
     let secs = limit.tv_sec.try_into().map_err(drop)?;
     let nanos = u32::try_from(limit.tv_nsec).map_err(drop)?;
