@@ -139,6 +139,32 @@ static void planted(struct sockaddr_enet server) {
     CHECK(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child);
 }
 
+/* The kernel, if it can, refuses descriptors that others send to the sockets of a program. */
+static void refusing(int port) {
+    enum { PASSRIGHTS = 83 }; /* SO_PASSRIGHTS, of Linux 6.16 */
+    int fds[2] = {socket(PF_ENET, SOCK_DGRAM, 0), socket(PF_ENET, SOCK_STREAM, 0)};
+    int pair[2], off = 0;
+    CHECK(bind_to(fds[1], port) == 0 && listen(fds[1], 1) == 0);
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+    int refuses = setsockopt(pair[0], SOL_SOCKET, PASSRIGHTS, &off, sizeof off) == 0;
+    for (int i = 0; i < 2; i++) {
+        int other = socket(AF_UNIX, i == 0 ? SOCK_DGRAM : SOCK_STREAM, 0);
+        struct sockaddr_un name;
+        socklen_t length = sizeof name;
+        CHECK(syscall(SYS_getsockname, fds[i], &name, &length) == 0);
+        CHECK(connect(other, (struct sockaddr *)&name, length) == 0);
+        char control[CMSG_SPACE(sizeof other)] = {0}, byte = 'x';
+        struct iovec part = {&byte, 1};
+        struct msghdr message = {NULL, 0, &part, 1, control, sizeof control, 0};
+        struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+        header->cmsg_level = SOL_SOCKET;
+        header->cmsg_type = SCM_RIGHTS;
+        header->cmsg_len = CMSG_LEN(sizeof other);
+        memcpy(CMSG_DATA(header), &other, sizeof other);
+        CHECK((sendmsg(other, &message, 0) == -1 && errno == EPERM) == refuses);
+    }
+}
+
 /* `listen` fails again while another listener has the port, and listens when it returns 0. */
 static void listening(int port) {
     int first = socket(PF_ENET, SOCK_STREAM, 0), second = socket(PF_ENET, SOCK_STREAM, 0);
@@ -161,6 +187,13 @@ static ssize_t read_byte(int fd) {
     return read(fd, &byte, 1);
 }
 
+static int error_of(int fd) {
+    int error = -1;
+    socklen_t length = sizeof error;
+    CHECK(getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) == 0);
+    return error;
+}
+
 /* Without a descriptor to ask with, the end of a stream is not taken for a reset. */
 static void end(struct sockaddr_enet server) {
     int fd = socket(PF_ENET, SOCK_STREAM, 0);
@@ -169,6 +202,49 @@ static void end(struct sockaddr_enet server) {
     CHECK(poll(&ready, 1, 30000) == 1);
     CHECK(limited(0, read_byte, fd) == -1 && errno == EMFILE);
     CHECK(read_byte(fd) == 0);
+}
+
+static struct sockaddr_enet there;
+
+static ssize_t connect_there(int fd) { return connect_to(fd, &there); }
+
+/* A connection that could not be asked for is not there when the program calls again. */
+static void unasked(struct sockaddr_enet server) {
+    int fd = socket(PF_ENET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    there = server;
+    CHECK(limited(0, connect_there, fd) == -1 && errno == EMFILE);
+    CHECK(connect_to(fd, &server) == -1 && errno == ECONNABORTED);
+    CHECK(connect_to(fd, &server) == -1 && errno == ECONNABORTED);
+}
+
+/* Accepts a stream that is reset. */
+static void reset(int port) {
+    int listener = socket(PF_ENET, SOCK_STREAM, 0);
+    CHECK(bind_to(listener, port) == 0 && listen(listener, 1) == 0);
+    printf("ready\n");
+    fflush(stdout);
+    int fd = accept(listener, NULL, NULL);
+    CHECK(fd >= 0 && read_byte(fd) == -1 && errno == ECONNRESET);
+}
+
+/* The broker can connect a stream, and has no threads to copy for it; then none to connect one.
+ * Reads the broker's process and how many threads its user may have. */
+static void without_threads(struct sockaddr_enet server) {
+    int fd = socket(PF_ENET, SOCK_STREAM, 0), broker;
+    int other = socket(PF_ENET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    unsigned long most;
+    printf("ready\n");
+    fflush(stdout);
+    CHECK(scanf("%d %lu", &broker, &most) == 2);
+    struct rlimit limit = {most, most};
+    CHECK(prlimit(broker, RLIMIT_NPROC, &limit, NULL) == 0);
+    CHECK(connect_to(fd, &server) == 0);
+    CHECK(read_byte(fd) == -1 && errno == ENOBUFS && error_of(fd) == ENOBUFS);
+    printf("failed\n");
+    fflush(stdout);
+    CHECK(scanf("%lu", &most) == 1);
+    CHECK(connect_to(other, &server) == -1 && errno == ENOBUFS);
+    CHECK(connect_to(other, &server) == -1 && errno == ENOBUFS);
 }
 
 /* Connects to one peer, another one, and the first one again, and then many times; waits with the
@@ -199,13 +275,6 @@ static void alarm_in(long microseconds, int restart) {
     struct itimerval once = {.it_value = {microseconds / 1000000, microseconds % 1000000}};
     CHECK(sigaction(SIGALRM, &action, NULL) == 0);
     CHECK(setitimer(ITIMER_REAL, &once, NULL) == 0);
-}
-
-static int error_of(int fd) {
-    int error = -1;
-    socklen_t length = sizeof error;
-    CHECK(getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) == 0);
-    return error;
 }
 
 /* Signals while a program connects: to a node that does not answer, and often to the server. */
@@ -326,6 +395,11 @@ int main(int argc, char **argv) {
     CHECK(argc >= 3);
     int port = atoi(argv[2]);
     if (strcmp(argv[1], "serve") == 0) serve(port);
+    if (strcmp(argv[1], "reset") == 0) {
+        reset(port);
+        printf("PASS\n");
+        return 0;
+    }
     CHECK(argc >= 4);
     struct sockaddr_enet addr = any(port);
     unsigned mac[6];
@@ -334,8 +408,11 @@ int main(int argc, char **argv) {
     for (int i = 0; i < 6; i++) addr.se_addr[i] = (uint8_t)mac[i];
     if (strcmp(argv[1], "again") == 0) again(argv, port);
     else if (strcmp(argv[1], "planted") == 0) planted(addr);
+    else if (strcmp(argv[1], "refusing") == 0) refusing(port);
     else if (strcmp(argv[1], "listening") == 0) listening(port);
     else if (strcmp(argv[1], "end") == 0) end(addr);
+    else if (strcmp(argv[1], "without_threads") == 0) without_threads(addr);
+    else if (strcmp(argv[1], "unasked") == 0) unasked(addr);
     else if (strcmp(argv[1], "peers") == 0) peers(addr);
     else if (strcmp(argv[1], "many") == 0) many(addr);
     else if (strcmp(argv[1], "both_first") == 0) both_first(addr);

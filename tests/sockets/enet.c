@@ -284,8 +284,8 @@ static socklen_t broker_of(struct sockaddr_un *name, socklen_t length) {
     return 0;
 }
 
-/* Another user's program, which sends by the broker's socket for this one, and to this one as if it
- * were the broker. */
+/* Another user's program, which cannot send to the broker's socket for this one, and sends to this
+ * one as if it were the broker. */
 static void forge(int fd, const struct sockaddr_enet *peer) {
     struct sockaddr_un name, own = {.sun_family = AF_UNIX};
     socklen_t length = sizeof name;
@@ -304,7 +304,8 @@ static void forge(int fd, const struct sockaddr_enet *peer) {
                    (socklen_t)(sizeof own.sun_family + (size_t)own_length)) == 0);
         CHECK(sendto(other, "forged", 6, 0, (struct sockaddr *)&name, length) == 6);
         length = broker_of(&name, length);
-        CHECK(sendto(other, text, sizeof text, 0, (struct sockaddr *)&name, length) > 0);
+        CHECK(sendto(other, text, sizeof text, 0, (struct sockaddr *)&name, length) == -1);
+        CHECK(errno == EPERM);
         _exit(0);
     }
     int status;

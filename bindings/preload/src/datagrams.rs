@@ -6,7 +6,7 @@ use libc::{c_int, c_void, cmsghdr, iovec, msghdr, sockaddr, socklen_t, ucred};
 use preload_wire::{Answer, Enet, Request};
 
 use crate::kernel::{self, Errno};
-use crate::memory::{Addr, write_enet};
+use crate::memory::{Addr, close_foreign, write_enet};
 use crate::own::{Own, ask, broker};
 
 /// Datagrams of up to this length fit into every Ethernet frame; for longer ones, the broker is
@@ -208,13 +208,18 @@ fn user(message: &msghdr) -> Option<u32> {
 /// Drops a message: closes descriptors that came with it, and removes it from the socket if it was
 /// only peeked at.
 fn drop_datagram(fd: c_int, message: &msghdr, flags: c_int) {
+    let mut passed = Vec::new();
     for at in controls(message) {
         let (kind, data) = control(&at);
         if kind == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
-            for number in data.chunks_exact(size_of::<c_int>()) {
-                kernel::close(number.try_into().map_or(-1, c_int::from_ne_bytes));
-            }
+            let numbers = data.chunks_exact(size_of::<c_int>());
+            passed.extend(
+                numbers.filter_map(|bytes| Some(c_int::from_ne_bytes(bytes.try_into().ok()?))),
+            );
         }
+    }
+    if !passed.is_empty() {
+        close_foreign(fd, passed);
     }
     if flags & libc::MSG_PEEK != 0 {
         let (addr, len) = (std::ptr::null_mut(), std::ptr::null_mut());

@@ -133,6 +133,7 @@ pub extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c
             kernel::connect(fd, to, len)
         }
         tcp::ConnectPlan::Interrupted => tcp::connect_interrupted(fd, &given),
+        tcp::ConnectPlan::Failed(errno) => fail(errno),
     }
 }
 

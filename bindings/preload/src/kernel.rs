@@ -1,7 +1,8 @@
 //! System calls. They bypass the C library, whose functions this library replaces.
 
 use libc::{
-    c_int, c_long, c_short, c_uint, c_void, iovec, mmsghdr, msghdr, sockaddr, socklen_t, timespec,
+    c_int, c_long, c_short, c_uint, c_void, iovec, mmsghdr, msghdr, pollfd, sockaddr, socklen_t,
+    timespec,
 };
 
 /// Number of an error, as in `errno`.
@@ -137,17 +138,31 @@ pub(crate) fn wait_for(
     events: c_short,
     limit: Option<&timespec>,
 ) -> Result<bool, Errno> {
-    let mut ready = libc::pollfd {
+    let mut ready = pollfd {
         fd,
         events,
         revents: 0,
     };
+    poll(std::slice::from_mut(&mut ready), limit).map(|count| count > 0)
+}
+
+/// Waits like [`wait_for`] for several descriptors. Returns the number of those that are ready.
+pub(crate) fn poll(ready: &mut [pollfd], limit: Option<&timespec>) -> Result<c_long, Errno> {
     let limit = limit.map_or(std::ptr::null(), std::ptr::from_ref);
     let mask = std::ptr::null::<c_void>();
-    match call!(SYS_ppoll, &raw mut ready, 1, limit, mask, 0) {
+    match call!(SYS_ppoll, ready.as_mut_ptr(), ready.len(), limit, mask, 0) {
         -1 => Err(errno()),
-        count => Ok(count > 0),
+        count => Ok(count),
     }
+}
+
+/// Returns true if both directions of a stream have been shut down.
+pub(crate) fn is_hung_up(fd: c_int) -> bool {
+    let now = timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    wait_for(fd, 0, Some(&now)) == Ok(true)
 }
 
 pub(crate) fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {

@@ -33,6 +33,7 @@
 //! | `kernel` | system calls that bypass this library |
 //! | `memory` | C structures in the program's memory |
 //! | `own` | sockets of `AF_ENET`: their names, and the broker |
+//! | `signals` | waits that signals interrupt |
 //! | `streams`, `datagrams`, `options` | calls on these |
 //! | `tcp` | calls on sockets of TCP |
 //! | `interpose`, `mmsg` | the functions that programs call |
@@ -54,5 +55,6 @@ mod memory;
 pub mod mmsg;
 mod options;
 mod own;
+mod signals;
 mod streams;
 mod tcp;

@@ -11,6 +11,9 @@ use preload_wire::{AF_ENET, ENET_LEN, Enet};
 
 use crate::kernel::{self, Errno};
 
+/// Option of Unix sockets (Linux 6.16): whether the other end may pass descriptors.
+const SO_PASSRIGHTS: c_int = 83;
+
 /// Offset of the path in an address of a Unix socket.
 const PATH: usize = offset_of!(sockaddr_un, sun_path);
 
@@ -295,6 +298,29 @@ pub(crate) fn ask_for_senders(fd: c_int) -> Result<(), Errno> {
     match kernel::setsockopt(fd, libc::SOL_SOCKET, libc::SO_PASSCRED, value, len) {
         0 => Ok(()),
         _ => Err(kernel::errno()),
+    }
+}
+
+/// Refuses descriptors on a Unix socket, and on those that it accepts: no socket of `AF_ENET` gets
+/// any, and closing one can block for as long as its sender wants. Before Linux 6.16 this fails.
+pub(crate) fn refuse_descriptors(fd: c_int) {
+    let off: c_int = 0;
+    let (value, len) = ((&raw const off).cast(), size_of::<c_int>() as socklen_t);
+    kernel::setsockopt(fd, libc::SOL_SOCKET, SO_PASSRIGHTS, value, len);
+}
+
+/// Closes the descriptors that another user has passed by `socket`, or a connection into which that
+/// user may have passed some: in another thread, unless the kernel refuses them.
+pub(crate) fn close_foreign(socket: c_int, fds: Vec<c_int>) {
+    let close = || {
+        for fd in fds {
+            kernel::close(fd);
+        }
+    };
+    match option(socket, SO_PASSRIGHTS) {
+        Some(0) => close(),
+        // Without a thread they stay open.
+        _ => drop(std::thread::Builder::new().spawn(close)),
     }
 }
 

@@ -1,15 +1,21 @@
 //! Sockets of `AF_ENET`: recognizes them by their names, and queries the broker about them.
 
 use std::io::{self, Write as _};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::OnceLock;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use libc::{SOCK_DGRAM, SOCK_STREAM, c_int};
-use preload_wire::{Answer, Broker, Request, State, VARIABLE, read_line};
+use preload_wire::{Answer, Broker, DeadlineReader, PATIENCE, Request, State, VARIABLE, read_line};
 
 use crate::kernel::{self, Errno};
-use crate::memory::{Addr, ask_for_senders, option, peer_user};
+use crate::memory::{Addr, ask_for_senders, option, peer_user, refuse_descriptors};
+use crate::signals;
+
+/// Pause between two looks whether the broker has room for a request, or has answered.
+const MOMENT: Duration = Duration::from_millis(5);
 
 /// A socket of `AF_ENET`.
 pub(crate) struct Own {
@@ -63,7 +69,9 @@ pub(crate) fn unasked(error: &io::Error) -> Errno {
 /// ECONNREFUSED: the broker has ended or is in another network namespace; others: it did not
 /// answer.
 pub(crate) fn call(broker: &Broker, request: Request) -> io::Result<Answer> {
-    broker.ask(request, |stream| peer_user(stream.as_raw_fd()))
+    let deadline = Instant::now() + request.patience();
+    let stream = &sent(broker, request, deadline, sleep)?;
+    read_line(DeadlineReader { stream, deadline })
 }
 
 /// Sends a request to a broker. Unlike [`call`], waits for the answer as a blocking system call
@@ -72,9 +80,51 @@ pub(crate) fn call(broker: &Broker, request: Request) -> io::Result<Answer> {
 /// # Errors
 /// EINTR: interrupted; others: see [`call`].
 pub(crate) fn call_interruptibly(broker: &Broker, request: Request) -> io::Result<Answer> {
-    let waiting = Waiting::new(broker, request)?;
-    waiting.wait()?;
-    waiting.answer()
+    let wait = |fd, until| signals::wait(fd, until).map_err(io::Error::from_raw_os_error);
+    let deadline = Instant::now() + request.patience();
+    let pause = || wait(-1, Instant::now() + MOMENT).map(drop);
+    let stream = &sent(broker, request, deadline, pause)?;
+    match wait(stream.as_raw_fd(), deadline)? {
+        true => read_line(DeadlineReader { stream, deadline }),
+        false => Err(io::ErrorKind::TimedOut.into()),
+    }
+}
+
+/// Sends a request to a broker, whose queue may be full until `deadline`: `pause` waits a moment.
+///
+/// # Errors
+/// Those of `pause`; others: see [`call`].
+fn sent(
+    broker: &Broker,
+    request: Request,
+    deadline: Instant,
+    pause: impl Fn() -> io::Result<()>,
+) -> io::Result<UnixStream> {
+    // A connection that blocks has no limit.
+    let kind = SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    let fd = kernel::socket(libc::AF_UNIX, kind, 0);
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new, and nothing else owns it.
+    let stream = unsafe { UnixStream::from_raw_fd(fd) };
+    let addr = Addr::of_name(&broker.control());
+    let (to, len) = addr.raw();
+    while kernel::connect(fd, to, len) < 0 {
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::WouldBlock || Instant::now() >= deadline {
+            return Err(error);
+        }
+        pause()?;
+    }
+    stream.set_nonblocking(false)?;
+    broker.send(&stream, peer_user(fd), request)?;
+    Ok(stream)
+}
+
+fn sleep() -> io::Result<()> {
+    thread::sleep(MOMENT);
+    Ok(())
 }
 
 /// A request that the broker has not answered yet.
@@ -86,9 +136,7 @@ impl Waiting {
     /// # Errors
     /// See [`call`].
     pub(crate) fn new(broker: &Broker, request: Request) -> io::Result<Waiting> {
-        broker
-            .send(request, |stream| peer_user(stream.as_raw_fd()))
-            .map(Waiting)
+        sent(broker, request, Instant::now() + PATIENCE, sleep).map(Waiting)
     }
 
     /// Waits for the answer.
@@ -111,7 +159,7 @@ impl Waiting {
     pub(crate) fn is_answered(&self) -> bool {
         let moment = libc::timespec {
             tv_sec: 0,
-            tv_nsec: 5_000_000,
+            tv_nsec: MOMENT.subsec_nanos().into(),
         };
         kernel::wait_for(self.0.as_raw_fd(), libc::POLLIN, Some(&moment)) == Ok(true)
     }
@@ -163,6 +211,7 @@ pub(crate) fn open(kind: c_int, protocol: c_int) -> Result<c_int, Errno> {
     let name = format!("{prefix}{letter}.{}.{id:016x}", std::process::id());
     let addr = Addr::of_name(&name);
     let (to, len) = addr.raw();
+    refuse_descriptors(fd);
     let asked = match letter {
         'd' => ask_for_senders(fd),
         _ => Ok(()),

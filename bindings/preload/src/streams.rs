@@ -4,7 +4,7 @@ use libc::{c_int, sockaddr, socklen_t};
 use preload_wire::{Answer, Enet, Request};
 
 use crate::kernel::{self, Errno};
-use crate::memory::{Addr, peer_user, write_enet};
+use crate::memory::{Addr, close_foreign, peer_user, write_enet};
 use crate::own::{
     Own, Waiting, ask, broker, call, is_accepted, is_listening, is_nonblocking, result_of,
     shortage, unasked,
@@ -57,7 +57,7 @@ pub(crate) fn accept(
         // Other users may connect to the name, too.
         let is_broker = peer_user(accepted) == Some(broker.uid);
         let Some(peer) = name.and_then(Enet::of_name).filter(|_| is_broker) else {
-            kernel::close(accepted);
+            close_foreign(accepted, vec![accepted]);
             continue;
         };
         if let Err(errno) = write_enet(peer, addr, len) {
@@ -133,6 +133,8 @@ fn connect_again(fd: c_int, own: &Own) -> Result<(), Errno> {
     }
     match state.errno {
         0 if state.connecting => Err(libc::EALREADY),
+        // The broker has not got the request, or has closed its end before.
+        0 if kernel::is_hung_up(fd) => Err(libc::ECONNABORTED),
         0 if state.is_new => Ok(()),
         0 => Err(libc::EISCONN),
         errno => Err(errno),

@@ -64,25 +64,27 @@ pub(crate) enum ConnectPlan {
     Esp(Addr),
     /// A signal has interrupted the wait for the peer's node.
     Interrupted,
+    /// Not at all: the peer's node has accepted, but the broker refuses the connection.
+    Failed(Errno),
 }
 
 /// Asks the broker whether the peer's node has ESP at this address.
 pub(crate) fn plan(fd: c_int, addr: &Addr) -> ConnectPlan {
     match detour(fd, addr) {
-        Ok(Some(via)) => ConnectPlan::Esp(via),
+        Ok(plan) => plan,
         Err(libc::EINTR) => ConnectPlan::Interrupted,
-        _ => ConnectPlan::Tcp,
+        Err(_) => ConnectPlan::Tcp,
     }
 }
 
-/// Returns the address to connect to in place of `addr`, if the peer's node has ESP there. The
+/// Returns how to connect to `addr`: through the broker if the peer's node has ESP there. The
 /// socket is bound then.
 ///
 /// # Errors
 /// EINTR: see [`ConnectPlan::Interrupted`]; after others, the socket uses TCP.
-fn detour(fd: c_int, addr: &Addr) -> Result<Option<Addr>, Errno> {
+fn detour(fd: c_int, addr: &Addr) -> Result<ConnectPlan, Errno> {
     let Some(candidate) = Candidate::of(fd, addr) else {
-        return Ok(None);
+        return Ok(ConnectPlan::Tcp);
     };
     let broker = broker().ok_or(libc::EAFNOSUPPORT)?;
     let request = Request::TcpConnect {
@@ -96,14 +98,16 @@ fn detour(fd: c_int, addr: &Addr) -> Result<Option<Addr>, Errno> {
     };
     let (ticket, via) = match asked {
         Ok(Answer::Via { ticket, via }) => (ticket, via),
-        Ok(_) => return Ok(None),
+        Ok(_) => return Ok(ConnectPlan::Tcp),
         Err(error) => return Err(error.raw_os_error().unwrap_or(libc::EIO)),
     };
     let Some(local) = candidate.bind(fd, via.ip()) else {
-        return Ok(None);
+        return Ok(ConnectPlan::Tcp);
     };
-    let _ = ask(Request::TcpClaim { ticket, local });
-    Ok(Some(Addr::of_inet(via, candidate.family)))
+    Ok(match ask(Request::TcpClaim { ticket, local }) {
+        Ok(_) => ConnectPlan::Esp(Addr::of_inet(via, candidate.family)),
+        Err(errno) => ConnectPlan::Failed(errno),
+    })
 }
 
 /// A socket that may be connected over ESP.

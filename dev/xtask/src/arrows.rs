@@ -74,7 +74,7 @@ const RULES: &[Rule] = &[
     Rule { package: "libfabric",  may: Only(&["job", "p2p", "shmem"]), never: &["esp-daemon", "tokio"] },
     Rule { package: "preload-wire", may: Only(&[]), never: SYSTEM },
     Rule { package: "preload",    may: Only(&["preload-wire"]), never: &["tokio", "rustix"] },
-    Rule { package: "esprun",     may: Only(&["cli", "esp-client", "preload-wire"]), never: &["esp-daemon", "tokio"] },
+    Rule { package: "esprun",     may: Only(&["cli", "esp-client", "netif", "preload-wire"]), never: &["esp-daemon", "tokio"] },
     Rule { package: "ompi",       may: Only(&["btl", "btl-eth", "esp-client", "shmem"]), never: &["p2p", "esp-daemon"] },
     // Programs and tests. The cli starts the daemon as a program; it does not see its internals.
     Rule { package: "cli",        may: Only(&["esp-proto", "netif", "esp-client", "preload-wire"]), never: &["btl", "p2p", "job", "esp-daemon"] },

@@ -57,6 +57,13 @@ fn names_that_another_user_has_bound_get_no_datagrams() {
 }
 
 #[test]
+fn programs_refuse_the_descriptors_of_others() {
+    if let Some(edges) = Edges::new("programs_refuse_the_descriptors") {
+        edges.passes("refusing");
+    }
+}
+
+#[test]
 fn a_datagram_socket_is_connected_to_a_former_peer_again() {
     let Some(edges) = Edges::new("a_datagram_socket_is_connected") else {
         return;
@@ -87,6 +94,13 @@ fn a_listener_that_could_not_listen_can_try_again() {
 fn the_end_of_a_stream_is_no_reset_without_free_descriptors() {
     if let Some(edges) = Edges::new("the_end_of_a_stream") {
         edges.passes("end");
+    }
+}
+
+#[test]
+fn a_connection_that_could_not_be_asked_for_has_failed() {
+    if let Some(edges) = Edges::new("a_connection_that_could_not") {
+        edges.passes("unasked");
     }
 }
 

@@ -1,12 +1,14 @@
 //! Unmodified programs under esprun: sockets of AF_ENET from C, and TCP over ESP.
 
 mod addresses;
+mod brokers;
 mod descriptors;
 mod edges;
 mod starting;
+mod strangers;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;

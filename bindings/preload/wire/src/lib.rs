@@ -124,44 +124,21 @@ impl Broker {
         format!("{name}.{tag}")
     }
 
-    /// Sends a request and waits for the answer. `user` returns the user of a socket's other end:
-    /// once the broker has ended, other users may take its name.
-    ///
-    /// # Errors
-    /// The broker has ended or does not answer, or another user has its name.
-    pub fn ask(
-        &self,
-        request: Request,
-        user: impl Fn(&UnixStream) -> Option<u32>,
-    ) -> io::Result<Answer> {
-        let patience = match &request {
-            Request::TcpListen { .. } => LISTEN_PATIENCE,
-            _ => PATIENCE,
-        };
-        let stream = self.send(request, user)?;
-        stream.set_read_timeout(Some(patience))?;
-        read_line(&stream)
-    }
-
-    /// Sends a request. The answer is read from the returned stream. See [`Broker::ask`].
+    /// Sends a request to the broker by `stream`, which is connected to it; the answer can be read
+    /// from there. `user` is the user of the other end: once the broker has ended, other users may
+    /// take its name.
     ///
     /// # Errors
     /// The broker has ended, or another user has its name.
-    pub fn send(
-        &self,
-        request: Request,
-        user: impl Fn(&UnixStream) -> Option<u32>,
-    ) -> io::Result<UnixStream> {
-        let stream = UnixStream::connect_addr(&abstract_addr(&self.control())?)?;
-        if user(&stream) != Some(self.uid) {
+    pub fn send(&self, stream: &UnixStream, user: Option<u32>, request: Request) -> io::Result<()> {
+        if user != Some(self.uid) {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         let sealed = Sealed {
             secret: self.secret.clone(),
             request,
         };
-        write_line(&stream, &sealed)?;
-        Ok(stream)
+        write_line(stream, &sealed)
     }
 }
 
@@ -231,6 +208,16 @@ pub enum Request {
     TcpNames { local: SocketAddr, peer: SocketAddr },
     /// Requests all sockets; the broker's user and root need no secret. See [`list`].
     Sockets,
+}
+
+impl Request {
+    /// Returns the maximum wait for the answer, if it does not depend on another node.
+    pub fn patience(&self) -> Duration {
+        match self {
+            Request::TcpListen { .. } => LISTEN_PATIENCE,
+            _ => PATIENCE,
+        }
+    }
 }
 
 /// Answer of the broker.
@@ -376,14 +363,17 @@ pub fn list(stream: &UnixStream, deadline: Instant) -> io::Result<Sockets> {
 ///
 /// # Errors
 /// Errors of the stream; the line is longer than 4 KiB or is not such a message.
-pub fn read_line<T: serde::de::DeserializeOwned>(stream: &UnixStream) -> io::Result<T> {
+pub fn read_line<T: serde::de::DeserializeOwned>(stream: impl Read) -> io::Result<T> {
     read_to(stream, MAX_MESSAGE)
 }
 
 /// A stream with one deadline for all reads.
-struct DeadlineReader<'a> {
-    stream: &'a UnixStream,
-    deadline: Instant,
+#[derive(Debug)]
+pub struct DeadlineReader<'a> {
+    /// The stream, whose read timeout is changed.
+    pub stream: &'a UnixStream,
+    /// The deadline of all reads.
+    pub deadline: Instant,
 }
 
 impl Read for DeadlineReader<'_> {

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
+use std::net::Shutdown;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use nix::sys::socket::{
     sockopt,
 };
 use preload_wire::{Answer, ENET_LEN, Enet, abstract_addr};
+use rustix::net::{SocketAddrUnix, bind as bind_to};
 
 use super::streams::interface;
 use super::table::{Entry, lock};
@@ -31,8 +33,8 @@ const FAMILY: u32 = 2;
 const SENDERS: usize = 64;
 
 /// Binds a socket.
-pub(super) fn bind(node: &Arc<Node>, name: String, addr: Enet) -> io::Result<()> {
-    let entry = node.table.entry(&name)?;
+pub(super) fn bind(node: &Arc<Node>, name: &str, addr: Enet) -> io::Result<()> {
+    let entry = node.table.entry(name)?;
     // Locked until the state contains the port: of two concurrent requests, one fails and finds the
     // port.
     let mut bound = lock(&entry.datagrams.socket);
@@ -54,21 +56,24 @@ pub(super) fn bind(node: &Arc<Node>, name: String, addr: Enet) -> io::Result<()>
         interface: system::interface_index(socket.interface()),
         mac,
     };
-    let from_program = FromProgram::bind(&node.broker.addressed(&name), &name)?;
+    let from_program = FromProgram::bind(&node.broker.addressed(name), name)?;
     entry.set(|state| {
         state.local = local;
         state.mtu = u32::try_from(socket.max_payload()).unwrap_or(u32::MAX);
     });
     *bound = Some(Arc::clone(&socket));
     drop(bound);
-    let (one, other) = (Arc::clone(&entry), Arc::clone(&socket));
-    node.busy("edp-send", move |_| {
+    let (one, other, own) = (Arc::clone(&entry), Arc::clone(&socket), name.to_owned());
+    let sending = node.busy("edp-send", move |_| {
         send_addressed(&one, &other, &from_program);
     });
-    node.busy("edp-receive", move |node| {
-        receive(node, &name, &entry, &socket);
+    let receiving = sending.and_then(|()| {
+        node.busy("edp-receive", move |node| {
+            receive(node, &own, &entry, &socket);
+        })
     });
-    Ok(())
+    // Ends the first thread without the second one.
+    receiving.inspect_err(|_| node.table.remove(name))
 }
 
 /// Connects a socket to a port of a node, or disconnects it.
@@ -86,11 +91,17 @@ pub(super) fn direct(node: &Arc<Node>, name: &str, peer: Option<Enet>) -> io::Re
     let tag = node.broker.tag(&format!("{name}.c.{number}"));
     let own = format!("{name}.c.{tag}.{}", peer.digits());
     let from_program = FromProgram::bind(&own, name)?;
-    from_program.socket.connect_addr(&abstract_addr(name)?)?;
     let direct = Arc::new(Direct { peer, from_program });
     entry.set(|state| state.peer = Some(peer));
     *lock(&entry.datagrams.direct) = Some(Arc::clone(&direct));
-    node.busy("edp-direct", move |_| send_direct(&entry, &socket, &direct));
+    let sending = Arc::clone(&entry);
+    let began = node.busy("edp-direct", move |_| {
+        send_direct(&sending, &socket, &direct);
+    });
+    began.inspect_err(|_| {
+        entry.set(|state| state.peer = None);
+        *lock(&entry.datagrams.direct) = None;
+    })?;
     Ok(Answer::Direct { name: own })
 }
 
@@ -109,9 +120,11 @@ struct FromProgram {
 }
 
 impl FromProgram {
-    /// Binds a socket to the name `own`.
+    /// Binds a socket to the name `own`, and connects it to the program's: from then on it gets no
+    /// datagrams of others.
     fn bind(own: &str, program: &str) -> io::Result<FromProgram> {
         let socket = UnixDatagram::bind_addr(&abstract_addr(own)?)?;
+        socket.connect_addr(&abstract_addr(program)?)?;
         socket.set_read_timeout(Some(POLL_INTERVAL))?;
         setsockopt(&socket, sockopt::PassCred, &true)?;
         let program = program.to_owned();
@@ -119,8 +132,9 @@ impl FromProgram {
     }
 
     /// Returns the next datagram; `None` after [`POLL_INTERVAL`] or if it is from another sender,
-    /// because every user of the node can send to the names of sockets. A name belongs to one
-    /// socket at a time, but another user can take it after the program has closed its socket.
+    /// because every user of the node could send to the socket before it was connected. A name
+    /// belongs to one socket at a time, but another user can take it after the program has closed
+    /// its socket.
     fn receive<'a>(&self, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
         let mut control = cmsg_space!(UnixCredentials);
         let mut parts = [IoSliceMut::new(buffer)];
@@ -229,7 +243,7 @@ fn deliver(
         None => {
             let own = format!("{name}.f.{}", from.digits());
             let own = format!("{name}.f.{}.{}", node.broker.tag(&own), from.digits());
-            let bound = UnixDatagram::bind_addr(&abstract_addr(&own)?)?;
+            let bound = sender(&own)?;
             if senders.len() >= SENDERS {
                 senders.pop_front();
             }
@@ -242,6 +256,18 @@ fn deliver(
     socket.send_to_addr(bytes, &abstract_addr(name)?).map(drop)
 }
 
+/// Returns a socket of this name that receives nothing: descriptors that other users send would be
+/// closed with it, which can block.
+fn sender(name: &str) -> io::Result<UnixDatagram> {
+    let socket = UnixDatagram::unbound()?;
+    socket.shutdown(Shutdown::Read)?;
+    bind_to(
+        &socket,
+        &SocketAddrUnix::new_abstract_name(name.as_bytes())?,
+    )?;
+    Ok(socket)
+}
+
 fn count(counter: &AtomicU32) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
@@ -249,6 +275,7 @@ fn count(counter: &AtomicU32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::linux::net::SocketAddrExt;
 
     fn bound(name: &str) -> UnixDatagram {
         UnixDatagram::bind_addr(&abstract_addr(name).unwrap()).unwrap()
@@ -259,9 +286,16 @@ mod tests {
         let name = format!("esp.test{}.d.1.1", std::process::id());
         let own = format!("{name}.tx");
         let to = abstract_addr(&own).unwrap();
-        let from_program = FromProgram::bind(&own, &name).unwrap();
         let (program, other) = (bound(&name), bound(&format!("{name}.x")));
         let unnamed = UnixDatagram::unbound().unwrap();
+        let socket = bound(&own);
+        socket.set_read_timeout(Some(POLL_INTERVAL)).unwrap();
+        setsockopt(&socket, sockopt::PassCred, &true).unwrap();
+        // As it is before it is connected.
+        let from_program = FromProgram {
+            socket,
+            program: name,
+        };
         for (socket, payload) in [(&other, "other"), (&unnamed, "unnamed"), (&program, "own")] {
             socket.send_to_addr(payload.as_bytes(), &to).unwrap();
         }
@@ -270,5 +304,24 @@ mod tests {
         assert_eq!(from_program.receive(&mut buffer), None);
         assert_eq!(from_program.receive(&mut buffer), Some(&b"own"[..]));
         assert_eq!(from_program.receive(&mut buffer), None, "after a time");
+    }
+
+    #[test]
+    fn others_can_send_nothing_to_the_sockets_of_the_broker() {
+        let name = format!("esp.test{}.d.1.2", std::process::id());
+        let (program, other) = (bound(&name), bound(&format!("{name}.x")));
+        let (tx, from) = (format!("{name}.tx"), format!("{name}.f"));
+        let from_program = FromProgram::bind(&tx, &name).unwrap();
+        let sender = sender(&from).unwrap();
+        let send = |by: &UnixDatagram, to: &str| {
+            let sent = by.send_to_addr(b"x", &abstract_addr(to).unwrap());
+            sent.map_err(|error| error.raw_os_error())
+        };
+        assert_eq!(send(&other, &tx), Err(Some(Errno::EPERM as i32)));
+        assert_eq!(send(&other, &from), Err(Some(Errno::EPIPE as i32)));
+        assert_eq!((send(&program, &tx), send(&sender, &name)), (Ok(1), Ok(1)));
+        assert_eq!(from_program.receive(&mut [0; 9]), Some(&b"x"[..]));
+        let (_, by) = program.recv_from(&mut [0; 9]).unwrap();
+        assert_eq!(by.as_abstract_name(), Some(from.as_bytes()));
     }
 }

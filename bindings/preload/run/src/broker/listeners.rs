@@ -11,7 +11,7 @@ use std::time::Duration;
 use esp_client::{Client, EspListener, EspStream, Path};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect};
 
-use super::streams::{interface, serve};
+use super::streams::{interface, serve_busily};
 use super::table::{Entry, enet, lock};
 use super::{Node, SLEEP};
 
@@ -40,12 +40,12 @@ pub(super) fn listen(node: &Arc<Node>, name: &str, backlog: u16) -> io::Result<(
     }
     let listener = builder.bind_at(&client, local.port)?;
     entry.set(|state| state.local.port = listener.port());
-    *listens = true;
-    drop(listens);
     let (listening, name) = (Arc::clone(node), name.to_owned());
+    let accepting = Arc::clone(&entry);
     node.busy("listener", move |_| {
-        accept(&listening, &name, &entry, &listener);
-    });
+        accept(&listening, &name, &accepting, &listener);
+    })?;
+    *listens = true;
     Ok(())
 }
 
@@ -81,10 +81,7 @@ fn hand_over(node: &Arc<Node>, name: &str, stream: EspStream) -> io::Result<()> 
     let entry = node.table.entry(&own)?;
     entry.set_stream(&stream);
     let socket = connected(&own, name).inspect_err(|_| node.table.remove(&own))?;
-    node.busy("accepted", move |node| {
-        serve(&entry, &socket, stream);
-        node.table.remove(&own);
-    });
+    serve_busily(node, "accepted", &own, (entry, socket, stream));
     Ok(())
 }
 

@@ -18,13 +18,15 @@ mod tcp;
 use std::io::{self, Write};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use cli::out::{Context, Failure, Verdict};
 use esp_client::Spin;
+use netif::{Closer, refuse_descriptors};
+use nix::errno::Errno;
 use preload_wire::{Broker, VARIABLE, abstract_addr};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
@@ -58,22 +60,53 @@ struct Node {
     tcp: Tcp,
     /// Number of threads that serve programs.
     busy: AtomicUsize,
+    /// Closes connections into which other users may have sent descriptors.
+    closer: Closer,
 }
 
 impl Node {
     /// Runs `serve` in a thread. The broker stays until it has ended.
-    fn busy(self: &Arc<Node>, name: &str, serve: impl FnOnce(&Node) + Send + 'static) {
+    ///
+    /// # Errors
+    /// ENOBUFS: the thread could not be started.
+    fn busy(
+        self: &Arc<Node>,
+        name: &str,
+        serve: impl FnOnce(&Node) + Send + 'static,
+    ) -> io::Result<()> {
+        self.busy_with(name, (), |node, ()| serve(node))
+            .map_err(|(error, ())| error)
+    }
+
+    /// Runs `serve` like [`Node::busy`], and passes `owned` to it.
+    ///
+    /// # Errors
+    /// Those of [`Node::busy`], with `owned`.
+    fn busy_with<T: Send + 'static>(
+        self: &Arc<Node>,
+        name: &str,
+        owned: T,
+        serve: impl FnOnce(&Node, T) + Send + 'static,
+    ) -> Result<(), (io::Error, T)> {
         let node = Arc::clone(self);
         self.busy.fetch_add(1, Ordering::SeqCst);
         let thread = thread::Builder::new().name(name.into());
+        // A thread that does not start drops what it would own.
+        let (give, given) = mpsc::channel();
         let spawned = thread.spawn(move || {
-            serve(&node);
+            if let Ok(owned) = given.recv() {
+                serve(&node, owned);
+            }
             node.busy.fetch_sub(1, Ordering::SeqCst);
         });
         if spawned.is_err() {
-            // The sockets that `serve` owned are closed.
             self.busy.fetch_sub(1, Ordering::SeqCst);
+            // EAGAIN would mean to a program that it can try again.
+            return Err((Errno::ENOBUFS.into(), owned));
         }
+        // The thread waits for it.
+        let _ = give.send(owned);
+        Ok(())
     }
 }
 
@@ -108,7 +141,12 @@ fn prepare(
     // Signals of the terminal are for the program.
     setsid().doing("leaving the session")?;
     raise_limit();
-    let bind = |name: &str| UnixListener::bind_addr(&abstract_addr(name)?);
+    let bind = |name: &str| {
+        let listener = UnixListener::bind_addr(&abstract_addr(name)?)?;
+        // Older kernels pass them: see `closer`.
+        refuse_descriptors(&listener);
+        io::Result::Ok(listener)
+    };
     let control = bind(&broker.control()).doing("listening")?;
     let streams = bind(&broker.streams()).doing("listening")?;
     let tcp = Tcp::new(broker.tcp, rules::load(rules)?).doing("listening on loopback")?;
@@ -118,6 +156,7 @@ fn prepare(
         table: Table::default(),
         tcp,
         busy: AtomicUsize::new(0),
+        closer: Closer::default(),
     });
     let start = |name: &str, run: Box<dyn FnOnce() + Send>| {
         let thread = thread::Builder::new().name(name.into());
@@ -176,7 +215,7 @@ fn watch(node: &Arc<Node>, program: &std::os::fd::OwnedFd) {
         };
         node.table.sweep(&all, &names);
         node.tcp.sweep();
-        streams::expire();
+        streams::expire(node);
         let prefix = node.broker.prefix();
         let holds = || {
             // Names of the broker's sockets have more parts.

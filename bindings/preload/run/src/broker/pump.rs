@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use esp_client::{EspError, EspStream};
+use nix::errno::Errno;
 
 /// Maximum number of bytes that are copied at a time.
 const BLOCK: usize = 64 << 10;
@@ -24,23 +25,25 @@ enum Ended {
     Stream(io::Error),
 }
 
-/// Copies in both directions until both have ended. If the stream fails, passes the error to
-/// `failed` before the program's end is closed.
+/// Copies in both directions until both have ended. If the stream fails, or the broker is out of
+/// descriptors or threads, passes the error to `failed` before the program's end is closed.
 pub(super) fn pump(local: &UnixStream, stream: EspStream, failed: impl FnOnce(&io::Error)) {
     // The only error is a time-out of zero.
     let _ = stream.set_write_timeout(Some(POLL_INTERVAL));
     let stream = Arc::new(stream);
-    let Ok(other) = local.try_clone() else {
-        close(local, Shutdown::Both);
-        return;
-    };
     // Set when the program's end was closed while bytes for it were under way.
     let is_broken = Arc::new(AtomicBool::new(false));
     let (sending, broken) = (Arc::clone(&stream), Arc::clone(&is_broken));
-    let sender = thread::Builder::new().name("to-esp".into());
-    let sender = sender.spawn(move || send(&other, &sending, &broken));
+    let sender = local.try_clone().and_then(|other| {
+        let thread = thread::Builder::new().name("to-esp".into());
+        thread.spawn(move || send(&other, &sending, &broken))
+    });
     let Ok(sender) = sender else {
+        failed(&Errno::ENOBUFS.into());
         close(local, Shutdown::Both);
+        if let Some(stream) = Arc::into_inner(stream) {
+            stream.abort();
+        }
         return;
     };
     let received = receive(local, &stream);

@@ -10,26 +10,49 @@ use std::time::{Duration, Instant};
 use esp_client::{Client, EspAddr, EspListener, EspStream, MacAddr, NodeAddr};
 use nix::errno::Errno;
 use preload_wire::{Broker, Enet};
-use rustix::net::sockopt::socket_peercred;
 
 use super::pump::{drop_bytes, pump};
 use super::table::{Entry, lock};
-use super::{Node, SLEEP, system};
+use super::{MAX_SOCKETS, Node, SLEEP, system};
 
 /// Maximum wait for the other half of a connection, which the program normally creates at once.
 const OTHER_HALF: Duration = Duration::from_secs(10);
+
+/// Maximum number of waiting sockets of each user other than the broker's and root. These users get
+/// no more room when half of [`MAX_SOCKETS`] wait.
+const MAX_OF_OTHERS: usize = 64;
 
 /// Halves of connections that wait for the other half, by the name of the program's socket.
 #[derive(Default)]
 struct Halves {
     /// Sockets of programs.
-    sockets: HashMap<String, (UnixStream, Instant)>,
+    sockets: HashMap<String, Socket>,
     /// Streams that are connected.
     streams: HashMap<String, (EspStream, Instant)>,
     /// Attempts to connect for which programs wait, or waited until a signal arrived.
     attempts: HashMap<String, Waiting>,
     /// Results of attempts whose programs no longer wait.
     late: HashMap<String, (io::Result<EspStream>, Instant)>,
+}
+
+/// The broker's end of a program's socket.
+struct Socket {
+    end: UnixStream,
+    /// User of the program.
+    user: u32,
+    since: Instant,
+}
+
+impl Halves {
+    /// Returns true if there is room for one more socket of this user.
+    fn has_room(&self, user: u32) -> bool {
+        let sockets = &self.sockets;
+        if system::is_own_or_root(user) {
+            return sockets.len() < MAX_SOCKETS;
+        }
+        let of_user = sockets.values().filter(|socket| socket.user == user);
+        sockets.len() < MAX_SOCKETS / 2 && of_user.count() < MAX_OF_OTHERS
+    }
 }
 
 /// Whether a program waits for the result of an attempt.
@@ -132,10 +155,10 @@ pub(super) fn interrupt(name: &str) -> io::Result<()> {
 }
 
 /// Drops halves of connections whose other half did not arrive in time.
-pub(super) fn expire() {
+pub(super) fn expire(node: &Node) {
     let is_late = |since: &Instant| since.elapsed() >= OTHER_HALF;
     let mut halves = lock(&HALVES);
-    let sockets = halves.sockets.extract_if(|_, half| is_late(&half.1));
+    let sockets = halves.sockets.extract_if(|_, half| is_late(&half.since));
     let sockets: Vec<_> = sockets.collect();
     let streams = halves.streams.extract_if(|_, half| is_late(&half.1));
     let streams: Vec<_> = streams.collect();
@@ -143,7 +166,10 @@ pub(super) fn expire() {
     let late: Vec<_> = late.collect();
     // Closing them takes time, so it is done without the lock.
     drop(halves);
-    drop((sockets, streams, late));
+    drop((streams, late));
+    for (_, socket) in sockets {
+        node.closer.close_socket(socket.user, socket.end.into());
+    }
 }
 
 /// Begins to connect a stream, or continues an attempt for which another call waits or waited. The
@@ -159,8 +185,9 @@ pub(super) fn begin(node: &Arc<Node>, name: &str, peer: Enet, filled: u64) -> io
         goes_on.is_some() || halves.late.contains_key(name)
     };
     entry.set(|state| state.connecting = true);
-    let name = name.to_owned();
-    node.busy("connect", move |node| {
+    let (own, connecting) = (name.to_owned(), Arc::clone(&entry));
+    let began = node.busy("connect", move |node| {
+        let (name, entry) = (own, connecting);
         let opened = match has_begun {
             true => take_late(&name),
             false => open(&entry, peer),
@@ -181,7 +208,13 @@ pub(super) fn begin(node: &Arc<Node>, name: &str, peer: Enet, filled: u64) -> io
         // Removed before the socket is closed, so that the program finds the error.
         node.table.remove(&name);
     });
-    Ok(())
+    began.inspect_err(|error| {
+        entry.set(|state| {
+            state.connecting = false;
+            state.errno = system::errno(error);
+        });
+        node.table.remove(name);
+    })
 }
 
 fn wait_for_socket(name: &str) -> io::Result<UnixStream> {
@@ -191,7 +224,7 @@ fn wait_for_socket(name: &str) -> io::Result<UnixStream> {
     let (mut halves, _) = waited.unwrap_or_else(PoisonError::into_inner);
     let found = halves.sockets.remove(name);
     found
-        .map(|(socket, _)| socket)
+        .map(|socket| socket.end)
         .ok_or_else(|| Errno::ENOTCONN.into())
 }
 
@@ -225,40 +258,75 @@ pub(super) fn accept(node: &Arc<Node>, listener: &UnixListener) {
             std::thread::sleep(Duration::from_millis(10));
             continue;
         };
-        let addr = socket.peer_addr().ok();
-        let name = addr.as_ref().and_then(|addr| addr.as_abstract_name());
-        let Some(name) = name.and_then(|name| std::str::from_utf8(name).ok()) else {
-            continue;
-        };
-        if !is_stream(&node.broker, name) || !is_allowed(&socket) {
-            continue;
+        let user = system::user_of(&socket);
+        if let Err(socket) = take(node, socket, user) {
+            node.closer.close_socket(user, socket.into());
         }
-        let mut halves = lock(&HALVES);
-        let Some((stream, _)) = halves.streams.remove(name) else {
-            let half = (socket, Instant::now());
-            halves.sockets.insert(name.to_owned(), half);
-            ARRIVED.notify_all();
-            continue;
-        };
-        drop(halves);
-        let (name, Ok(entry)) = (name.to_owned(), node.table.entry(name)) else {
-            continue;
-        };
-        node.busy("stream", move |node| {
-            serve(&entry, &socket, stream);
-            node.table.remove(&name);
-        });
     }
 }
 
-/// Returns true if the user of the other end may be that of a program.
-fn is_allowed(socket: &UnixStream) -> bool {
-    let other = socket_peercred(socket);
-    other.is_ok_and(|other| system::is_user_of_programs(other.uid.as_raw()))
+/// Takes the connection of a program's socket; gives it back if it is none, or there is no room.
+fn take(node: &Arc<Node>, socket: UnixStream, user: u32) -> Result<(), UnixStream> {
+    let addr = socket.peer_addr().ok();
+    let name = addr.as_ref().and_then(|addr| addr.as_abstract_name());
+    let name = name.and_then(|name| std::str::from_utf8(name).ok());
+    let is_allowed = |name: &&str| {
+        // Other users may connect, too.
+        is_stream(&node.broker, name) && system::is_user_of_programs(user)
+    };
+    let Some(name) = name.filter(is_allowed) else {
+        return Err(socket);
+    };
+    let mut halves = lock(&HALVES);
+    if let Some((stream, _)) = halves.streams.remove(name) {
+        drop(halves);
+        let Ok(entry) = node.table.entry(name) else {
+            stream.abort();
+            return Err(socket);
+        };
+        serve_busily(node, "stream", name, (entry, socket, stream));
+        return Ok(());
+    }
+    if !halves.has_room(user) {
+        return Err(socket);
+    }
+    let half = Socket {
+        end: socket,
+        user,
+        since: Instant::now(),
+    };
+    let earlier = halves.sockets.insert(name.to_owned(), half);
+    ARRIVED.notify_all();
+    drop(halves);
+    if let Some(earlier) = earlier {
+        node.closer.close_socket(earlier.user, earlier.end.into());
+    }
+    Ok(())
+}
+
+/// Copies in a thread of this name until both directions have ended, and then ends the socket
+/// called `name`. Without a thread, both sides get an error.
+pub(super) fn serve_busily(
+    node: &Arc<Node>,
+    thread: &str,
+    name: &str,
+    ends: (Arc<Entry>, UnixStream, EspStream),
+) {
+    let own = name.to_owned();
+    let served = node.busy_with(thread, ends, move |node, (entry, socket, stream)| {
+        serve(&entry, &socket, stream);
+        node.table.remove(&own);
+    });
+    if let Err((error, (entry, _socket, stream))) = served {
+        entry.set(|state| state.errno = system::errno(&error));
+        // Before the socket is closed, so that the program finds the error.
+        node.table.remove(name);
+        stream.abort();
+    }
 }
 
 /// Copies until both directions have ended.
-pub(super) fn serve(entry: &Entry, local: &UnixStream, stream: EspStream) {
+fn serve(entry: &Entry, local: &UnixStream, stream: EspStream) {
     pump(local, stream, |error| {
         entry.set(|state| state.errno = system::errno(error));
     });

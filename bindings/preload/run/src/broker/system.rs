@@ -7,8 +7,8 @@ use std::os::unix::net::UnixStream;
 
 use super::diag;
 use nix::errno::Errno;
+use nix::sys::socket::{getsockopt, sockopt};
 use rustix::net::netdevice::{index_to_name_inlined, name_to_index};
-use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketType, socket};
 use rustix::process::geteuid;
 
@@ -74,19 +74,25 @@ pub(super) fn name_of(pid: u32) -> String {
     name.trim_end().to_owned()
 }
 
-/// Returns true if the other end belongs to the broker's user or to root.
-pub(super) fn is_own_or_root(socket: &UnixStream) -> bool {
-    socket_peercred(socket).is_ok_and(|other| other.uid.is_root() || other.uid == geteuid())
+/// Returns the user of the other end; `u32::MAX`, which no user has, if it is unknown.
+pub(super) fn user_of(socket: &UnixStream) -> u32 {
+    // Not by rustix, whose type excludes the process 0: one of another namespace.
+    getsockopt(socket, sockopt::PeerCredentials).map_or(u32::MAX, |other| other.uid())
 }
 
-/// Returns true for the broker's user, and for all users if that is root, because root's programs
-/// may have changed their user.
+/// Returns true for the broker's user and root.
+pub(super) fn is_own_or_root(uid: u32) -> bool {
+    uid == 0 || uid == geteuid().as_raw()
+}
+
+/// Returns true for the broker's user and root, and for all users if the broker's user is root,
+/// because root's programs may have changed their user.
 pub(super) fn is_user_of_programs(uid: u32) -> bool {
     is_user_of(geteuid().as_raw(), uid)
 }
 
 fn is_user_of(broker: u32, uid: u32) -> bool {
-    broker == 0 || uid == broker
+    broker == 0 || uid == broker || uid == 0
 }
 
 /// Returns the name of an interface.
@@ -140,7 +146,7 @@ mod tests {
 
     #[test]
     fn other_users_are_none_of_the_programs() {
-        assert!(is_user_of(1000, 1000) && is_user_of(0, 1000));
+        assert!(is_user_of(1000, 1000) && is_user_of(1000, 0) && is_user_of(0, 1000));
         assert!(!is_user_of(1000, 1001) && !is_user_of(1000, 65534));
     }
 

@@ -1,9 +1,10 @@
 //! The sockets of `AF_ENET` of all programs, by name.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use esp_client::control::ConnectionStatus;
 use esp_client::{Client, EdpSocket, EspAddr, EspStream, MacAddr, NodeAddr};
@@ -12,9 +13,6 @@ use preload_wire::{DataPath, Enet, SocketStatus, State};
 
 use super::datagrams::Direct;
 use super::{MAX_SOCKETS, system};
-
-/// Maximum number of remembered streams that ended by an error.
-const REMEMBERED: usize = 1024;
 
 /// A socket.
 #[derive(Default)]
@@ -72,54 +70,70 @@ impl Entry {
 #[derive(Default)]
 pub(super) struct Table {
     entries: Mutex<HashMap<String, Arc<Entry>>>,
-    /// Sockets that ended by an error, the oldest first.
-    ended: Mutex<VecDeque<(String, State)>>,
+    /// Sockets that ended by an error, and when: until the program closes its socket, which the
+    /// broker does not notice for accepted streams. At most [`MAX_SOCKETS`].
+    ended: Mutex<HashMap<String, (Instant, State)>>,
 }
 
 impl Table {
     /// Returns the socket of this name, which is created if it is new.
+    ///
+    /// # Errors
+    /// ENOBUFS: it is new, and there are too many.
     pub(super) fn entry(&self, name: &str) -> io::Result<Arc<Entry>> {
-        self.check_room()?;
-        Ok(Arc::clone(
-            lock(&self.entries).entry(name.to_owned()).or_default(),
-        ))
+        let mut entries = lock(&self.entries);
+        if let Some(entry) = entries.get(name) {
+            return Ok(Arc::clone(entry));
+        }
+        check_room(&entries)?;
+        let entry = Arc::<Entry>::default();
+        entries.insert(name.to_owned(), Arc::clone(&entry));
+        Ok(entry)
     }
 
     /// Fails with ENOBUFS if there are too many sockets.
     pub(super) fn check_room(&self) -> io::Result<()> {
-        if lock(&self.entries).len() >= MAX_SOCKETS {
-            return Err(Errno::ENOBUFS.into());
-        }
-        Ok(())
+        check_room(&lock(&self.entries))
     }
 
     /// Removes a socket. If it ended by an error, its state is remembered.
     pub(super) fn remove(&self, name: &str) {
-        let Some(entry) = lock(&self.entries).remove(name) else {
+        // Locked until the error is remembered, for which the program may ask.
+        let mut entries = lock(&self.entries);
+        let Some(entry) = entries.remove(name) else {
             return;
         };
         entry.gone.store(true, Ordering::Relaxed);
         let state = entry.state();
-        if state.errno != 0 {
-            let mut ended = lock(&self.ended);
-            ended.push_back((name.to_owned(), state));
-            if ended.len() > REMEMBERED {
-                ended.pop_front();
+        if state.errno == 0 {
+            return;
+        }
+        let mut ended = lock(&self.ended);
+        if ended.len() >= MAX_SOCKETS {
+            let oldest = ended.iter().min_by_key(|(_, (since, _))| *since);
+            if let Some(oldest) = oldest.map(|(name, _)| name.clone()) {
+                ended.remove(&oldest);
             }
         }
+        ended.insert(name.to_owned(), (Instant::now(), state));
     }
 
-    /// Returns the names of all sockets.
+    /// Returns the names of all sockets, and of those whose errors are remembered.
     pub(super) fn names(&self) -> Vec<String> {
-        lock(&self.entries).keys().cloned().collect()
+        let mut names: Vec<_> = lock(&self.entries).keys().cloned().collect();
+        names.extend(lock(&self.ended).keys().cloned());
+        names
     }
 
-    /// Removes the sockets in `all` that are not among the current `names`.
+    /// Removes the sockets in `all` that are not among the current `names`, and forgets their
+    /// errors.
     pub(super) fn sweep(&self, all: &[String], names: &HashSet<String>) {
-        // The name of an accepted stream is the broker's, so the stream is not removed here: it
-        // ends by itself.
-        for name in all.iter().filter(|name| !names.contains(*name)) {
+        // The name of an accepted stream is the broker's and may not be bound yet, so the stream is
+        // not removed here: it ends by itself.
+        let is_gone = |name: &&String| !is_accepted(name) && !names.contains(*name);
+        for name in all.iter().filter(is_gone) {
             self.remove(name);
+            lock(&self.ended).remove(name);
         }
     }
 
@@ -129,8 +143,8 @@ impl Table {
             return entry.state();
         }
         let ended = lock(&self.ended);
-        let found = ended.iter().rev().find(|(other, _)| other == name);
-        found.map(|(_, state)| state.clone()).unwrap_or_default()
+        let found = ended.get(name).map(|(_, state)| state.clone());
+        found.unwrap_or_default()
     }
 
     /// Returns the state of a socket, like [`Table::state`], and resets `is_new`.
@@ -208,6 +222,18 @@ impl Table {
     }
 }
 
+/// Returns true for the name of the broker's end of an accepted stream.
+fn is_accepted(name: &str) -> bool {
+    name.split('.').nth(2) == Some("p")
+}
+
+fn check_room(entries: &HashMap<String, Arc<Entry>>) -> io::Result<()> {
+    if entries.len() >= MAX_SOCKETS {
+        return Err(Errno::ENOBUFS.into());
+    }
+    Ok(())
+}
+
 /// Returns the address in the form of `AF_ENET`; zeros for a UDP address.
 pub(super) fn enet(addr: &EspAddr) -> Enet {
     let mac = match addr.addr {
@@ -230,4 +256,47 @@ pub(super) fn mtu(client: &Client, interface: Option<&str>) -> u32 {
 /// Locks a mutex, even a poisoned one: the broker's data is consistent after a panic, too.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_table_serves_the_sockets_that_it_has() {
+        let table = Table::default();
+        let name = |number: usize| format!("esp.1.s.7.{number}");
+        for number in 0..MAX_SOCKETS {
+            assert!(table.entry(&name(number)).is_ok());
+        }
+        assert!(table.entry(&name(MAX_SOCKETS)).is_err() && table.check_room().is_err());
+        assert!(table.entry(&name(0)).is_ok());
+    }
+    #[test]
+    fn an_accepted_stream_is_kept_before_its_name_is_bound() {
+        let table = Table::default();
+        let all = ["esp.1.p.0f.1c", "esp.1.s.7.1", "esp.1.d.7.2"].map(String::from);
+        let entries = all.each_ref().map(|name| table.entry(name).unwrap());
+        table.sweep(&all, &HashSet::new());
+        assert_eq!(table.names(), all[..1]);
+        assert_eq!(entries.map(|entry| entry.is_gone()), [false, true, true]);
+    }
+    #[test]
+    fn errors_are_known_until_the_program_closes_its_socket() {
+        let table = Table::default();
+        let name = |number: usize| format!("esp.1.s.7.{number}");
+        let fail = |name: &str| {
+            let entry = table.entry(name).unwrap();
+            entry.set(|state| state.errno = 104);
+            table.remove(name);
+        };
+        (0..MAX_SOCKETS).for_each(|number| fail(&name(number)));
+        let known = |number: usize| table.state(&name(number)).errno == 104;
+        assert!((0..MAX_SOCKETS).all(known));
+        table.sweep(&table.names(), &(0..10).map(name).collect());
+        assert!((0..MAX_SOCKETS).all(|number| known(number) == (number < 10)));
+        (0..=MAX_SOCKETS).for_each(|number| fail(&format!("esp.1.p.{number}.1c")));
+        assert_eq!(table.names().len(), MAX_SOCKETS);
+        assert!(!known(0), "the oldest one is forgotten");
+    }
 }

@@ -33,7 +33,7 @@ pub(crate) fn listen(node: &Arc<Node>, place: Place, inode: u64) -> io::Result<(
     }
     let mut port = Port::open(node, place).ok();
     let serving = Arc::clone(node);
-    node.busy("tcp-listener", move |_| {
+    let began = node.busy("tcp-listener", move |_| {
         // The port is held by a broker that has not yet noticed the end of its program, or by
         // another program, or there is no network yet.
         while port.is_none() {
@@ -48,7 +48,7 @@ pub(crate) fn listen(node: &Arc<Node>, place: Place, inode: u64) -> io::Result<(
             port.serve();
         }
     });
-    Ok(())
+    began.inspect_err(|_| drop(lock(&node.tcp.listeners).remove(&place)))
 }
 
 /// Records a program's listener. Returns false if its place already has a thread, which may still
