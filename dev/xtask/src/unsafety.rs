@@ -176,10 +176,6 @@ const ALLOWED: &[(&str, &str)] = &[
         "shm-btl/src/transport/tests",
         "lends memory of tests to the transport",
     ),
-    (
-        "shm-btl/examples/shmbench/mover.rs",
-        "lends memory to the transport it measures",
-    ),
     ("shm-btl/tests", "lends memory of tests to the transport"),
     (
         "ib-btl/src/raw",
