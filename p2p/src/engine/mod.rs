@@ -29,7 +29,7 @@ pub(crate) use access::{Access, VALUES};
 pub(crate) use account::{eager_limit, window};
 pub(crate) use admission::{Reported, Served};
 pub(crate) use direct::Found;
-pub(crate) use peer::{Contact, MAX_RAILS, Peer, Peers, Rail};
+pub(crate) use peer::{Contact, MAX_RAILS, Peer, Peers, Rail, is_much_faster};
 pub(crate) use protocol::Protocol;
 pub(crate) use request::{Request, State};
 pub(crate) use transports::{Engine, Transport, Transports};

@@ -487,7 +487,7 @@ fn transports_are_chosen_with_a_reason() {
             "{lines:#?}"
         );
         assert!(
-            line("thin").contains(": not used, 100 MB/s add too little"),
+            line("thin").contains(": not used, 100 MB/s are less than half"),
             "{lines:#?}"
         );
         assert!(
