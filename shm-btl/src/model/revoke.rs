@@ -7,7 +7,7 @@ use loom::thread;
 
 use super::{check, pair_head, zero};
 use crate::layout::PUTTING;
-use crate::posted::{end_copy, is_revoked, revoke};
+use crate::revoke::{end_copy, is_revoked, revoke};
 use shmem::sync::Ordering;
 
 #[test]

@@ -12,10 +12,10 @@ use crate::attach::{Attached, Files, eligible, probe};
 use crate::cma::CmaError;
 use crate::fifo::{Consumer, Producer};
 use crate::layout::{CHUNK_STRIDE, Common, END_OPEN, END_REFUSED, Layout, MAX_MESSAGE, PairHead};
-use crate::posted::is_revoked;
+use crate::revoke::is_revoked;
 use crate::topology::{CpuSet, Relation, allowed};
-use shmem::sync::{AtomicU64, Ordering};
-use shmem::{Fence, PeerSleep, Shared, SharedSlice};
+use shmem::sync::Ordering;
+use shmem::{Fence, PeerSleep, Shared};
 
 /// State of a rank.
 #[derive(Debug)]
@@ -34,7 +34,6 @@ pub(super) struct Peer {
     /// The peer's words for all processes.
     pub(super) common: Shared<Common>,
     pub(super) sleep: PeerSleep,
-    pub(super) claims: SharedSlice<AtomicU64>,
     pub(super) bell: OwnedFd,
     pub(super) pidfd: OwnedFd,
     pub(super) pid: u32,
@@ -251,7 +250,6 @@ fn join(
         producer,
         common: there.common,
         sleep: PeerSleep::new(fence),
-        claims: there.claims,
         bell: there.bell,
         pidfd: there.pidfd,
         pid: address.pid,

@@ -2,12 +2,12 @@
 //! are returned.
 //!
 //! A dead peer copies nothing. A live one that violated the protocol or was dropped by this process
-//! may be in the middle of a copy into this process's memory: into a posted receive, a region, or
-//! the target of a `get` that it helps with. That memory cannot be taken away from it, so this
-//! process revokes its permission and waits:
+//! may be in the middle of a copy into this process's memory: into a region, or the target of a
+//! `get` that it helps with. That memory cannot be taken away from it, so this process revokes its
+//! permission and waits:
 //! ```text
 //! this process                          peer, before each copy
-//!   end = BROKEN, offers stopped          copying = id
+//!   end = BROKEN, offers stopped          copying = 1
 //!   fence              SYNC POINT revoke    fence
 //!   copying = 0, no chunk under way?      end = BROKEN? does not copy
 //!     yes: the memory is ours             copying = 0
@@ -29,14 +29,13 @@ use std::time::Duration;
 use btl::{Events, PeerError, Rank};
 use rustix::event::epoll;
 
-use super::events::NO_ENVELOPE;
 use super::open::Reader;
 use super::peer::{Peer, PeerState};
 use super::{ShmBtl, coarse_now};
 use crate::attach::has_ended;
 use crate::layout::{END_BROKEN, END_REFUSED};
-use crate::posted::revoke;
 use crate::process::is_stopped;
+use crate::revoke::revoke;
 use shmem::sync::Ordering;
 
 /// Maximum time to wait for a running peer.
@@ -113,27 +112,17 @@ impl ShmBtl {
         if !self.has_stopped_writing(rank) {
             return 0;
         }
-        let (Some(own), Some(PeerState::Added(peer))) =
-            (&mut self.own, self.peers.get_mut(rank as usize))
-        else {
+        let Some(peer) = self.added_mut(rank) else {
             return 0;
         };
         if std::mem::replace(&mut peer.reported, true) {
             return 0;
         }
         let error = peer.ending.clone().unwrap_or(PeerError::Died);
-        let mut claimed = Vec::new();
-        let confirmed = |id| crate::posted::confirms(peer.producer.theirs(), id);
-        while let Some(record) = own.posted.taken_by_dead(rank, confirmed) {
-            claimed.push(record.token);
-        }
         self.helping.retain(|helping| helping.rank != rank);
         while let Some(at) = self.gets.iter().position(|get| get.rank == rank) {
             let token = self.gets.remove(at).token;
             events.completed(self, token, Err(error.clone()));
-        }
-        for token in claimed {
-            events.received(self, token, rank, NO_ENVELOPE, Err(error.clone()));
         }
         events.failed(self, rank, error);
         1
