@@ -162,10 +162,7 @@ pub(crate) fn start(
     });
     match started {
         Ok((own, peers, reports)) => {
-            let posted_receives = transports
-                .iter_mut()
-                .any(|(_, transport)| transport.capabilities.posted_receives);
-            let protocol = Protocol::new(own, peers, posted_receives, config);
+            let protocol = Protocol::new(own, peers, config);
             let mut engine = Engine::new(protocol, transports);
             engine.paths = reports;
             Ok(engine)

@@ -88,10 +88,6 @@ const ALLOWED: &[(&str, &str)] = &[
         "one-sided operations of transports",
     ),
     (
-        "p2p/src/engine/posted_receives.rs",
-        "posted receives of transports",
-    ),
-    (
         "p2p/src/engine/outgoing.rs",
         "bytes of pending sends; held sends of transports",
     ),

@@ -15,7 +15,6 @@ mod incoming;
 mod lazy;
 mod outgoing;
 mod peer;
-mod posted_receives;
 mod protocol;
 mod receive;
 mod rendezvous;

@@ -25,7 +25,6 @@ pub(crate) use random::Random;
 pub(crate) fn config(size: u32) -> Config {
     Config {
         local_ranks: size.max(64),
-        posted_receives: true,
         ..Config::default()
     }
 }
@@ -195,14 +194,6 @@ pub(crate) fn all_limits() -> Vec<(&'static str, Limits)> {
             },
         ),
         ("fragments", all.plain()),
-        (
-            "matched",
-            Limits {
-                get: false,
-                put: false,
-                ..all
-            },
-        ),
         ("tight", tight),
         (
             "tight get",
