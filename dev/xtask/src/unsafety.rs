@@ -106,7 +106,6 @@ const ALLOWED: &[(&str, &str)] = &[
     ),
     ("btl/src/held_sends.rs", "declares such calls"),
     ("btl/src/noticed_puts.rs", "declares such calls"),
-    ("btl/src/posted_receives.rs", "declares such calls"),
     (
         "btl/src/shared",
         "gives out what only the thread that owns the transport may touch",

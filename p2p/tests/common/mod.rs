@@ -141,36 +141,20 @@ pub(crate) fn all_limits() -> Vec<(&'static str, Limits)> {
     let tight = Limits::tight();
     vec![
         ("everything", all),
-        (
-            "get",
-            Limits {
-                put: false,
-                posted_receives: false,
-                ..all
-            },
-        ),
+        ("get", Limits { put: false, ..all }),
         (
             "get at once",
             Limits {
                 put: false,
-                posted_receives: false,
                 pending: false,
                 ..all
             },
         ),
-        (
-            "put",
-            Limits {
-                get: false,
-                posted_receives: false,
-                ..all
-            },
-        ),
+        ("put", Limits { get: false, ..all }),
         (
             "held",
             Limits {
                 get: false,
-                posted_receives: false,
                 held_from: Some(600),
                 ..all
             },
@@ -179,7 +163,6 @@ pub(crate) fn all_limits() -> Vec<(&'static str, Limits)> {
             "tight held",
             Limits {
                 get: false,
-                posted_receives: false,
                 held_from: Some(20),
                 ..tight
             },
@@ -188,7 +171,6 @@ pub(crate) fn all_limits() -> Vec<(&'static str, Limits)> {
             "put at once",
             Limits {
                 get: false,
-                posted_receives: false,
                 pending: false,
                 ..all
             },
@@ -199,7 +181,6 @@ pub(crate) fn all_limits() -> Vec<(&'static str, Limits)> {
             "tight get",
             Limits {
                 put: false,
-                posted_receives: false,
                 ..tight
             },
         ),
@@ -207,7 +188,6 @@ pub(crate) fn all_limits() -> Vec<(&'static str, Limits)> {
             "tight put",
             Limits {
                 get: false,
-                posted_receives: false,
                 ..tight
             },
         ),

@@ -9,8 +9,8 @@ use std::time::Instant;
 use crate::common::{HANG, config, loopbacks, start};
 use crate::passed_on::passed_on;
 use btl::{
-    Btl, Events, HeldSends, NoticedPuts, PeerError, PeerInfo, PendingPeers, PostedReceives, Rank,
-    Region, RegisterError, SendError, Started, Tx, Unreachable,
+    Btl, Events, HeldSends, NoticedPuts, PeerError, PeerInfo, PendingPeers, Rank, Region,
+    RegisterError, SendError, Started, Tx, Unreachable,
 };
 use btl_conformance::loopback::{self, Limits};
 use p2p::wire::{Header, Sequenced};
@@ -54,8 +54,6 @@ impl Tx for Odd {
         unsafe { self.inner.put(peer, local, length, key, offset, token) }
     }
 }
-
-impl PostedReceives for Odd {}
 
 impl HeldSends for Odd {}
 
@@ -141,7 +139,6 @@ fn until(layer: &P2p, what: &str, mut over: impl FnMut() -> bool) {
 fn memory_is_returned_once_the_peer_cannot_write_it() {
     let (layer, mut bare, quiet, asked) = with_bare(Limits {
         get: false,
-        posted_receives: false,
         ..Limits::default()
     });
     let receive = layer.world().irecv_owned(vec![0; 100_000], 1, 1).unwrap();

@@ -85,10 +85,7 @@ fn job(seed: u64, random: &mut Random) -> (Vec<P2p>, Limits) {
         };
         for (rank, btl) in loopback::job(size, limits).into_iter().enumerate() {
             let faults = if random.chance(80) {
-                Faults {
-                    no_room: 100,
-                    ..Faults::allowed()
-                }
+                Faults::allowed()
             } else {
                 Faults::default()
             };

@@ -24,7 +24,6 @@ impl Btl for ShmBtl {
         Capabilities {
             get: self.one_copy,
             put: self.one_copy,
-            posted_receives: false,
             held_from: None,
             blocking: true,
             detects_death: true,

@@ -2,7 +2,7 @@
 
 use std::io::IoSlice;
 
-use btl::{HeldSends, NoticedPuts, PeerError, PostedReceives, Rank, SendError, Started, Tx};
+use btl::{HeldSends, NoticedPuts, PeerError, Rank, SendError, Started, Tx};
 
 use super::peer::Peer;
 use super::{ShmBtl, coarse_now};
@@ -147,8 +147,6 @@ impl Tx for ShmBtl {
         self.copied(rank, result)
     }
 }
-
-impl PostedReceives for ShmBtl {}
 
 impl HeldSends for ShmBtl {}
 
