@@ -11,7 +11,7 @@
 //! chunks      pool for long messages, of all peers
 //! pair[rank]  one for each rank of the job, or for each peer of an open transport:
 //!   PairHead    consumed: messages from `rank` that the owner has consumed
-//!               writing: state of the owner as sender to `rank`
+//!               end: state of the owner's connection to `rank`
 //!               offers: messages from `rank` that both copy (`coop.rs`)
 //!               shares: chunks of messages to `rank` that the owner has copied
 //!   slots       messages to `rank`: one line each
@@ -99,25 +99,13 @@ pub(crate) struct Requests {
     pub(crate) from: [AtomicU64; REQUESTS],
 }
 
-/// State of the owner as sender to one rank.
-#[repr(C)]
-#[derive(Debug)]
-pub(crate) struct Writing {
-    /// [`PUTTING`] while the owner writes to a region of the rank, 0 otherwise.
-    pub(crate) copying: AtomicU64,
-    /// One of the `END_` constants.
-    pub(crate) end: AtomicU64,
-}
-
-/// Value of [`Writing::copying`] while the owner writes to a region.
-pub(crate) const PUTTING: u64 = 1;
-/// Value of [`Writing::end`] once the owner has added the rank, so that it has mapped the rank's
+/// Value of [`PairHead::end`] once the owner has added the rank, so that it has mapped the rank's
 /// memory; 0 before.
 pub(crate) const END_OPEN: u64 = 1;
-/// Value of [`Writing::end`] once the owner has ended the connection to the rank. The rank then
-/// starts no copy into the owner's memory.
+/// Value of [`PairHead::end`] once the owner has ended the connection to the rank. The rank then
+/// delivers nothing that it copies from the owner's memory.
 pub(crate) const END_BROKEN: u64 = 2;
-/// Value of [`Writing::end`] if the owner could not reach the rank, which should use another
+/// Value of [`PairHead::end`] if the owner could not reach the rank, which should use another
 /// transport.
 pub(crate) const END_REFUSED: u64 = 3;
 
@@ -127,7 +115,8 @@ pub(crate) const END_REFUSED: u64 = 3;
 pub(crate) struct PairHead {
     /// Number of messages consumed: their callbacks have returned.
     pub(crate) consumed: Apart<AtomicU64>,
-    pub(crate) writing: Apart<Writing>,
+    /// One of the `END_` constants, or 0.
+    pub(crate) end: Apart<AtomicU64>,
     pub(crate) offers: Apart<[AtomicU64; PLACES]>,
     pub(crate) shares: Apart<[AtomicU64; PLACES]>,
 }

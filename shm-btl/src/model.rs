@@ -17,7 +17,7 @@ use loom::thread;
 
 use crate::coop::{Next, Offer, help};
 use crate::fifo::{Consumer, Found, Producer};
-use crate::layout::{About, Apart, Common, PairHead, Slot, Writing};
+use crate::layout::{About, Apart, Common, PairHead, Slot};
 use crate::pool::Pool;
 use shmem::sync::{AtomicU64, Ordering, fence};
 use shmem::{Bytes, Fence, PeerSleep, Shared, SharedSlice, SleepEpoch};
@@ -48,10 +48,7 @@ fn pair_head() -> Shared<PairHead> {
     let words = || Apart(std::array::from_fn(|_| zero()));
     Arc::new(PairHead {
         consumed: Apart(zero()),
-        writing: Apart(Writing {
-            copying: zero(),
-            end: zero(),
-        }),
+        end: Apart(zero()),
         offers: words(),
         shares: words(),
     })

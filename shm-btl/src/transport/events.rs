@@ -120,7 +120,7 @@ impl ShmBtl {
                     peer.ending = Some(PeerError::Left);
                 }
             } else if peer.ending.is_none() {
-                let lost = match peer.producer.theirs().writing.0.end.load(Ordering::Acquire) {
+                let lost = match peer.producer.theirs().end.0.load(Ordering::Acquire) {
                     END_BROKEN => Some(BROKEN),
                     END_REFUSED => Some(
                         "it cannot reach this process's memory, although this process reached its memory",

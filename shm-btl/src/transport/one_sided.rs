@@ -1,4 +1,4 @@
-//! Messages and one-sided copies: `get` and `put`.
+//! Messages and `get`.
 
 use std::io::IoSlice;
 
@@ -8,9 +8,6 @@ use super::peer::Peer;
 use super::{ShmBtl, coarse_now};
 use crate::attach::has_ended;
 use crate::cma::{self, CmaError};
-use crate::layout::PUTTING;
-use crate::revoke::end_copy;
-use shmem::sync::Ordering;
 
 /// Reason of the failure of a peer that has ended the connection to this process.
 pub(super) const BROKEN: &str =
@@ -121,29 +118,6 @@ impl Tx for ShmBtl {
         // SAFETY: guaranteed by the caller.
         let result = unsafe { cma::read(peer.pid, local, from, length) };
         let result = peer.copied_from(result);
-        self.copied(rank, result)
-    }
-
-    unsafe fn put(
-        &mut self,
-        rank: Rank,
-        local: *const u8,
-        length: usize,
-        key: &[u8],
-        offset: usize,
-        _token: u64,
-    ) -> Result<Started, SendError> {
-        let peer = self.cma_peer(rank)?;
-        let to = remote(peer.nonce, key, offset, length)?;
-        let mine = peer.producer.mine();
-        mine.writing.0.copying.store(PUTTING, Ordering::Release);
-        let result = if peer.has_revoked() {
-            Err(CmaError::Revoked)
-        } else {
-            // SAFETY: guaranteed by the caller.
-            unsafe { cma::write(peer.pid, local, to, length) }
-        };
-        end_copy(mine);
         self.copied(rank, result)
     }
 }

@@ -394,7 +394,7 @@ impl ShmBtl {
             if let (Some(own), Some(files)) = (&self.own, &joining.files) {
                 let _ = epoll::delete(&own.epoll, &files.pidfd);
                 let head = Shared::<PairHead>::new(&own.data, self.layout.pair_at(joining.place));
-                head.writing.0.end.store(END_BROKEN, Ordering::Release);
+                head.end.0.store(END_BROKEN, Ordering::Release);
                 files.ring();
             }
             self.peers[joining.rank as usize] = PeerState::Closed(error.clone());
@@ -447,8 +447,7 @@ impl ShmBtl {
 /// Resets the words of a pair for the next peer.
 fn clear(own: &Own, layout: &Layout, place: u32) {
     let (head, slots, _) = own.pair(layout, place);
-    let writing = &head.writing.0;
-    let words = [&head.consumed.0, &writing.copying, &writing.end].into_iter();
+    let words = [&head.consumed.0, &head.end.0].into_iter();
     let words = words.chain(&head.offers.0).chain(&head.shares.0);
     for word in words.chain(slots.iter().flat_map(|slot| &slot.0)) {
         word.store(0, Ordering::Release);
