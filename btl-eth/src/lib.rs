@@ -15,7 +15,7 @@
 //!   it or RELEASE is a death. Peers without a connection are checked periodically, see
 //!   `liveness.rs`.
 //!
-//! `get`, `put` and the extensions for posted receives and held sends are not supported.
+//! `get`, `put` and the extension for held sends are not supported.
 //!
 //! ```no_run
 //! use btl::{Btl, Tx};

@@ -3,8 +3,8 @@
 use std::io::{self, IoSlice};
 
 use btl::{
-    HeldSends, MAX_HEADER, NoticedPuts, PeerInfo, PendingPeers, PostedReceives, Rank, SendError,
-    Tx, Unreachable, gathered_len,
+    HeldSends, MAX_HEADER, NoticedPuts, PeerInfo, PendingPeers, Rank, SendError, Tx, Unreachable,
+    gathered_len,
 };
 
 use crate::address::EthAddress;
@@ -59,8 +59,6 @@ impl Tx for EthBtl {
         }
     }
 }
-
-impl PostedReceives for EthBtl {}
 
 impl HeldSends for EthBtl {}
 

@@ -57,9 +57,8 @@
 //! [`SharedTransport`](crate::SharedTransport).
 //!
 //! # Extensions
-//! [`PostedReceives`], [`HeldSends`], [`NoticedPuts`] and [`PendingPeers`] have default
-//! implementations that support nothing. A transport without them writes `impl HeldSends for MyBtl
-//! {}` and so on.
+//! [`HeldSends`], [`NoticedPuts`] and [`PendingPeers`] have default implementations that support
+//! nothing. A transport without them writes `impl HeldSends for MyBtl {}` and so on.
 
 use std::fmt;
 use std::io::IoSlice;
@@ -69,7 +68,6 @@ use std::time::Duration;
 use crate::held_sends::HeldSends;
 use crate::noticed_puts::NoticedPuts;
 use crate::pending_peers::PendingPeers;
-use crate::posted_receives::{Envelope, PostedReceives};
 use crate::values::{
     PeerError, Probe, Rank, Region, RegisterError, SendError, Started, Unreachable,
 };
@@ -88,8 +86,6 @@ pub struct Capabilities {
     pub get: bool,
     /// [`Tx::put`] is supported for peers with [`PeerInfo::one_sided`].
     pub put: bool,
-    /// [`PostedReceives`] are supported for peers with [`PeerInfo::one_sided`].
-    pub posted_receives: bool,
     /// [`Btl::wait_fd`] returns a descriptor, so that the owner can sleep.
     pub blocking: bool,
     /// [`HeldSends`] are supported, and are faster than [`Tx::send`] for bodies of this many bytes
@@ -121,9 +117,9 @@ pub struct PeerInfo {
     /// Maximum length (header and body) that [`Tx::send`] accepts, in bytes. At least 1024 +
     /// [`MAX_HEADER`].
     pub max_send: usize,
-    /// `get`, `put` and posted receives work with this peer.
+    /// `get` and `put` work with this peer.
     pub one_sided: bool,
-    /// Length from which bodies are best moved by `get`, `put` or a posted receive, in bytes.
+    /// Length from which bodies are best moved by `get` or `put`, in bytes.
     pub one_sided_from: usize,
     /// Explanation for the user: the interface or mechanism, the probe that chose it, and what was
     /// rejected for which reason.
@@ -136,7 +132,7 @@ pub struct PeerInfo {
 /// All operations check in this order: [`SendError::Closed`], [`NoPeer`](SendError::NoPeer),
 /// [`Failed`](SendError::Failed), [`TooLong`](SendError::TooLong) and
 /// [`BadKey`](SendError::BadKey), [`Busy`](SendError::Busy). After an error nothing was sent.
-pub trait Tx: PostedReceives + HeldSends + NoticedPuts {
+pub trait Tx: HeldSends + NoticedPuts {
     /// Sends a message of at most [`PeerInfo::max_send`] bytes. The parts of `body` arrive as one
     /// body. Header and body may be empty.
     ///
@@ -201,21 +197,6 @@ pub trait Events {
 
     /// Takes the failure of a peer; once for each peer, after its messages and completions.
     fn failed(&mut self, tx: &mut dyn Tx, peer: Rank, error: PeerError);
-
-    /// Takes the completion of a posted receive ([`PostedReceives`]), which `peer` has filled.
-    ///
-    /// `result` is the number of bytes sent; if that exceeds the receive's length, the message was
-    /// truncated. On an error the peer died while it copied, and the buffer's content is undefined.
-    fn received(
-        &mut self,
-        tx: &mut dyn Tx,
-        token: u64,
-        peer: Rank,
-        envelope: Envelope,
-        result: Result<usize, PeerError>,
-    ) {
-        let _ = (tx, token, peer, envelope, result);
-    }
 }
 
 /// A byte transport.
@@ -288,8 +269,8 @@ pub trait Btl: Tx + PendingPeers + Send + fmt::Debug {
         false
     }
 
-    /// Gives up a peer that may be alive, to regain the memory that it may access: regions, posted
-    /// receives, and the sources of its `get`s.
+    /// Gives up a peer that may be alive, to regain the memory that it may access: regions, and the
+    /// sources of its `get`s.
     ///
     /// Later operations on the peer return `Failed`. Pending operations complete as after any
     /// failure; then [`Events::failed`] reports [`PeerError::Lost`], unless the peer's failure was
@@ -297,9 +278,9 @@ pub trait Btl: Tx + PendingPeers + Send + fmt::Debug {
     /// protocol sees this process as lost.
     ///
     /// Returns true when the peer cannot access memory of this process any more, not even memory
-    /// that is registered or posted later. Returns false while the peer may still access it: call
-    /// again after `progress`. Unknown and failed peers return true. The default suits transports
-    /// without one-sided operations.
+    /// that is registered later. Returns false while the peer may still access it: call again after
+    /// `progress`. Unknown and failed peers return true. The default suits transports without
+    /// one-sided operations.
     fn drop_peer(&mut self, peer: Rank) -> bool {
         let _ = peer;
         true

@@ -34,8 +34,8 @@
 //!
 //! # Contents
 //! [`contract`] holds the traits and rules that every transport follows: [`Btl`], [`Tx`] and
-//! [`Events`]. Extensions with default implementations are [`PostedReceives`], [`HeldSends`],
-//! [`NoticedPuts`] and [`PendingPeers`]. [`SharedTransport`] lets several threads use a transport.
+//! [`Events`]. Extensions with default implementations are [`HeldSends`], [`NoticedPuts`] and
+//! [`PendingPeers`]. [`SharedTransport`] lets several threads use a transport.
 //!
 //! # Writing a transport
 //! `dev/conformance/examples/minimal_transport.rs` is a complete transport within one process. To
@@ -75,7 +75,6 @@ mod gather;
 mod held_sends;
 mod noticed_puts;
 mod pending_peers;
-mod posted_receives;
 mod shared;
 mod values;
 
@@ -84,8 +83,5 @@ pub use gather::{contiguous, gathered_len};
 pub use held_sends::HeldSends;
 pub use noticed_puts::NoticedPuts;
 pub use pending_peers::PendingPeers;
-pub use posted_receives::{
-    Envelope, PostId, PostedDelivery, PostedReceive, PostedReceives, Withdrawn,
-};
 pub use shared::{QueuedSend, SharedTransport};
 pub use values::*;

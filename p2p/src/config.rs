@@ -7,15 +7,9 @@ use std::time::Duration;
 pub struct Config {
     /// Maximum length of an eager message, in bytes; `None`: [`btl::PeerInfo::eager`].
     pub eager: Option<usize>,
-    /// Minimum length of a message that is moved by `get`, `put` or posted-receive copy, in bytes;
-    /// `None`: [`btl::PeerInfo::one_sided_from`].
+    /// Minimum length of a message that is moved by `get` or `put`, in bytes; `None`:
+    /// [`btl::PeerInfo::one_sided_from`].
     pub one_sided_from: Option<usize>,
-    /// Publishes receives to their senders on transports that support it, so that the side that
-    /// arrives later copies (LiMIC, section 4.3).
-    ///
-    /// Off by default: where the sender writes into the receiver's memory, bandwidth was 0.6 to 0.8
-    /// of what the receiver reaches by reading (shared memory, 256 KiB to 4 MiB).
-    pub posted_receives: bool,
     /// Memory for messages that no receive matches, in bytes; at least 64 KiB. Senders are slowed
     /// down before it is full.
     pub unexpected_bytes: usize,
@@ -59,7 +53,6 @@ impl Default for Config {
         Config {
             eager: None,
             one_sided_from: None,
-            posted_receives: false,
             unexpected_bytes: 256 << 20,
             skew: true,
             spin: None,

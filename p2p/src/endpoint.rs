@@ -177,7 +177,7 @@ impl Endpoint {
                 return Err(NotStarted { error, transports });
             }
         };
-        let mut protocol = Protocol::new(own, Peers(vec![Peer::own()]), false, config.clone());
+        let mut protocol = Protocol::new(own, Peers(vec![Peer::own()]), config.clone());
         protocol.open(identity, regions);
         let engine = Engine::new(protocol, transports);
         let shared = bell().and_then(|bell| Shared::new(engine, bell, config));

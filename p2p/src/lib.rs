@@ -32,7 +32,6 @@
 //! |---|---|---|---|
 //! | up to `eager` | eager | 0, or 1 without a posted receive | at once |
 //! | up to `eager_skewed`, receiver is late | eager | 0, or 1 without a posted receive | at once |
-//! | from `one_sided_from`, published receive | posted-receive copy ([`Config::posted_receives`]) | 0 | at once |
 //! | from `one_sided_from`, transport can get | RTS, the receiver gets, FIN | 0 | at FIN |
 //! | from `one_sided_from`, transport can put | RTS, CTS, the sender puts, FIN | 0 | when put |
 //! | other | RTS, CTS, fragments over all rails | 1 at the receiver | when sent |

@@ -6,7 +6,8 @@ use btl::{PeerInfo, Rank, Unreachable};
 
 use crate::config::Config;
 use crate::engine::{
-    Contact, Engine, MAX_RAILS, Peer, Peers, Protocol, Rail, Transports, eager_limit, window,
+    Contact, Engine, MAX_RAILS, Peer, Peers, Protocol, Rail, Transports, eager_limit,
+    is_much_faster, window,
 };
 use crate::error::{NotStarted, StartError};
 use crate::ids::{PeerId, TransportId};
@@ -14,8 +15,6 @@ use crate::probes::{Probes, pairs};
 use crate::types::{PathReport, Setup, TransportAddress};
 use crate::wire;
 
-/// A transport with less than this fraction of the primary rail's bandwidth is not used as a rail.
-const MIN_BANDWIDTH_FRACTION: u64 = 8;
 /// Minimum of [`Config::unexpected_bytes`].
 const MIN_UNEXPECTED: usize = 64 << 10;
 
@@ -163,10 +162,7 @@ pub(crate) fn start(
     });
     match started {
         Ok((own, peers, reports)) => {
-            let posted_receives = transports
-                .iter_mut()
-                .any(|(_, transport)| transport.capabilities.posted_receives);
-            let protocol = Protocol::new(own, peers, posted_receives, config);
+            let protocol = Protocol::new(own, peers, config);
             let mut engine = Engine::new(protocol, transports);
             engine.paths = reports;
             Ok(engine)
@@ -387,7 +383,8 @@ fn own_address(transports: &Transports, id: TransportId) -> Option<u8> {
 /// Chooses the rails of a peer, the primary first.
 ///
 /// Only transports of the highest exclusivity are used. The primary is the one with the lowest
-/// latency; others are added if they have enough bandwidth.
+/// latency; others are added if they have at least half of the largest bandwidth. A slower one
+/// would carry nothing ([`Peer::shares`]), and yet its failure would fail the peer.
 pub(crate) fn choose(transports: &Transports, reached: &mut Reached) -> Vec<Rail> {
     let Reached {
         offers, reports, ..
@@ -405,10 +402,11 @@ pub(crate) fn choose(transports: &Transports, reached: &mut Reached) -> Vec<Rail
     let Some(best) = chosen.first().map(|offer| (offer.transport, &offer.info)) else {
         return Vec::new();
     };
-    let enough = |info: &PeerInfo| {
-        u64::from(info.bandwidth) * MIN_BANDWIDTH_FRACTION >= u64::from(best.1.bandwidth)
-    };
-    chosen.retain(|offer| offer.info.exclusivity == best.1.exclusivity && enough(&offer.info));
+    chosen.retain(|offer| offer.info.exclusivity == best.1.exclusivity);
+    let fastest = chosen.iter().max_by_key(|offer| offer.info.bandwidth);
+    let fastest = fastest.map_or(best, |offer| (offer.transport, &offer.info));
+    let enough = |offer: &Offer| !is_much_faster(fastest.1, &offer.info);
+    chosen.retain(|offer| offer.transport == best.0 || enough(offer));
     chosen.truncate(MAX_RAILS);
     for offer in offers.iter() {
         let (info, name) = (&offer.info, transports.name(best.0));
@@ -428,10 +426,12 @@ pub(crate) fn choose(transports: &Transports, reached: &mut Reached) -> Vec<Rail
                 "{name} reaches it with higher exclusivity ({} over {})",
                 best.1.exclusivity, info.exclusivity
             )
-        } else if !enough(info) {
+        } else if !enough(offer) {
             format!(
-                "{} MB/s add too little to the {} MB/s of {name}",
-                info.bandwidth, best.1.bandwidth
+                "{} MB/s are less than half of the {} MB/s of {}",
+                info.bandwidth,
+                fastest.1.bandwidth,
+                transports.name(fastest.0)
             )
         } else {
             format!("{MAX_RAILS} rails are used already")

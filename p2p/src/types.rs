@@ -128,8 +128,6 @@ pub struct Stats {
     pub held_sent: u64,
     /// Messages to this rank itself.
     pub self_sent: u64,
-    /// Messages that a peer copied into a published receive.
-    pub posted_received: u64,
     /// Rendezvous messages received by `get`.
     pub by_get: u64,
     /// Rendezvous messages received by `put`.

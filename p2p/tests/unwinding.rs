@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use btl::{
-    Btl, Capabilities, Events, HeldSends, NoticedPuts, PeerInfo, PendingPeers, PostedReceives,
-    Rank, SendError, Tx, Unreachable,
+    Btl, Capabilities, Events, HeldSends, NoticedPuts, PeerInfo, PendingPeers, Rank, SendError, Tx,
+    Unreachable,
 };
 use btl_conformance::loopback::Limits;
 use p2p::{Comm, Source, Tag};
@@ -29,7 +29,6 @@ struct Panicking {
     armed: Arc<AtomicBool>,
 }
 
-impl PostedReceives for Panicking {}
 impl HeldSends for Panicking {}
 impl NoticedPuts for Panicking {}
 impl PendingPeers for Panicking {}

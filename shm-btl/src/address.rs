@@ -5,7 +5,9 @@ use crate::process::NodeView;
 
 const MAGIC: [u8; 8] = *b"btl.shm\0";
 /// Version of this format and of the memory.
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
+/// Stands for no descriptor.
+const NONE: u64 = u64::MAX;
 
 const OPEN_MAGIC: [u8; 8] = *b"shm.open";
 
@@ -58,8 +60,9 @@ pub(crate) struct ShmAddress {
     pub(crate) started: u64,
     /// Descriptor numbers.
     pub(crate) data: u32,
-    pub(crate) claims: u32,
     pub(crate) bell: u32,
+    /// Descriptor number of an open transport's requests.
+    pub(crate) requests: Option<u32>,
     /// Number that is also in the process's shared and private memory: a peer that reads it there
     /// has found the right process.
     pub(crate) nonce: [u64; 2],
@@ -100,8 +103,8 @@ impl ShmAddress {
             self.pid.into(),
             self.started,
             self.data.into(),
-            self.claims.into(),
             self.bell.into(),
+            self.requests.map_or(NONE, u64::from),
             self.nonce[0],
             self.nonce[1],
             self.probe,
@@ -135,8 +138,8 @@ impl ShmAddress {
             pid,
             started,
             data,
-            claims,
             bell,
+            requests,
             nonce0,
             nonce1,
             probe,
@@ -163,8 +166,11 @@ impl ShmAddress {
             pid: half(pid)?,
             started,
             data: half(data)?,
-            claims: half(claims)?,
             bell: half(bell)?,
+            requests: match requests {
+                NONE => None,
+                number => Some(half(number)?),
+            },
             nonce: [nonce0, nonce1],
             probe,
             no_heavy_fence: no_heavy_fence == 1,
@@ -199,8 +205,8 @@ mod tests {
             pid: 8,
             started: 9,
             data: 10,
-            claims: 11,
-            bell: 12,
+            bell: 11,
+            requests: Some(12),
             nonce: [18, 19],
             probe: 20,
             no_heavy_fence: true,
@@ -212,6 +218,11 @@ mod tests {
         let bytes = address().encode();
         assert!(bytes.len() <= btl::MAX_ADDRESS);
         assert_eq!(ShmAddress::decode(&bytes), Ok(address()));
+        let of_a_job = ShmAddress {
+            requests: None,
+            ..address()
+        };
+        assert_eq!(ShmAddress::decode(&of_a_job.encode()), Ok(of_a_job));
     }
 
     #[test]

@@ -11,10 +11,10 @@ use rustix::process::{Pid, PidfdFlags};
 
 use crate::address::ShmAddress;
 use crate::cma::{CmaError, Probe};
-use crate::layout::{About, CHUNK_STRIDE, Common, Layout, POST_PLACES, PairHead, Requests, Slot};
+use crate::layout::{About, CHUNK_STRIDE, Common, Layout, PairHead, Requests, Slot};
 use crate::process::{NodeView, start_time, yama_scope};
-use shmem::sync::{AtomicU64, Ordering};
-use shmem::{Access, Bytes, LINE, Mapping, Shared, SharedFile, SharedSlice};
+use shmem::sync::Ordering;
+use shmem::{Access, Bytes, Mapping, Shared, SharedFile, SharedSlice};
 
 /// Memory and descriptors of a peer.
 #[derive(Debug)]
@@ -27,8 +27,6 @@ pub(crate) struct Attached {
     pub(crate) ring: Bytes,
     /// All chunks of the peer.
     pub(crate) pool: Bytes,
-    /// The peer's claim words; written by all.
-    pub(crate) claims: SharedSlice<AtomicU64>,
     /// The peer's pipe, to wake it. It is held open for reading as well, so that writing to it
     /// never raises SIGPIPE in this process.
     pub(crate) bell: OwnedFd,
@@ -82,8 +80,8 @@ pub(crate) struct Files {
     data: SharedFile<OwnedFd>,
     shared: Arc<Mapping>,
     pub(crate) common: Shared<Common>,
-    claims: Arc<Mapping>,
-    pub(crate) requests: Shared<Requests>,
+    /// Requests of an open transport.
+    pub(crate) requests: Option<Shared<Requests>>,
     bell: OwnedFd,
     pub(crate) pidfd: OwnedFd,
 }
@@ -101,25 +99,12 @@ impl Files {
             ));
         }
         let data = open_data(address.pid, address.data, layout)?;
-        let claims = Layout::claims_bytes();
-        let claims = open_file(
-            address.pid,
-            address.claims,
-            "claims file",
-            OFlags::RDWR,
-            claims,
-        )?;
         let (pipe, flags) = (FileType::Fifo, OFlags::RDWR | OFlags::NONBLOCK);
         let bell = open(address.pid, address.bell, "pipe", pipe, flags)?;
         let (shared, common) = map_common(&data, layout)?;
-        let claims = claims.map(0, claims.len(), Access::Write);
-        let claims = claims.map_err(map_failed)?;
-        for about in [&common.about.0, &Shared::<About>::new(&claims, 0)] {
-            let nonce = about.nonce.each_ref();
-            if nonce.map(|word| word.load(Ordering::Acquire)) != address.nonce {
-                return Err("the memory belongs to another process: the nonce differs".into());
-            }
-        }
+        check_nonce(&common.about.0, address)?;
+        let requests = address.requests.map(|fd| open_requests(address, fd));
+        let requests = requests.transpose()?;
         if has_ended(&pidfd) {
             return Err(format!("process {} has ended", address.pid));
         }
@@ -127,8 +112,7 @@ impl Files {
             data,
             shared,
             common,
-            requests: Shared::new(&claims, Layout::REQUESTS_AT),
-            claims,
+            requests,
             bell,
             pidfd,
         })
@@ -159,7 +143,6 @@ impl Files {
             slots,
             ring: Bytes::new(&pair, layout.ring_at(), layout.ring),
             pool: Bytes::new(&self.shared, layout.chunks_at(), pool),
-            claims: SharedSlice::slice(&self.claims, LINE, POST_PLACES),
             bell: self.bell,
             pidfd: self.pidfd,
         })
@@ -192,6 +175,22 @@ fn open_process(pid: u32) -> Result<OwnedFd, String> {
 
 fn open_data(pid: u32, data: u32, layout: &Layout) -> Result<SharedFile<OwnedFd>, String> {
     open_file(pid, data, "memory", OFlags::RDONLY, layout.data_bytes())
+}
+
+fn open_requests(address: &ShmAddress, fd: u32) -> Result<Shared<Requests>, String> {
+    let bytes = Layout::requests_bytes();
+    let file = open_file(address.pid, fd, "requests file", OFlags::RDWR, bytes)?;
+    let map = file.map(0, bytes, Access::Write).map_err(map_failed)?;
+    check_nonce(&Shared::<About>::new(&map, 0), address)?;
+    Ok(Shared::new(&map, Layout::REQUESTS_AT))
+}
+
+fn check_nonce(about: &About, address: &ShmAddress) -> Result<(), String> {
+    let nonce = about.nonce.each_ref();
+    if nonce.map(|word| word.load(Ordering::Acquire)) != address.nonce {
+        return Err("the memory belongs to another process: the nonce differs".into());
+    }
+    Ok(())
 }
 
 fn open_file(

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::posted::MAX_RANKS;
+use crate::layout::MAX_RANKS;
 use crate::topology::Thresholds;
 
 /// Configuration for [`ShmBtl::new`](crate::ShmBtl::new).

@@ -1,4 +1,4 @@
-//! The layout of a process's two files, by cache line.
+//! The layout of a process's files, by cache line.
 //!
 //! **The data file** is written by its owner alone. Its peers map it read-only, and a seal makes
 //! the kernel refuse later writable mappings: corruption of the file affects its owner's messages
@@ -7,31 +7,28 @@
 //! ```text
 //! Common      about: nonce, closed                      read when a peer opens the file, and for liveness
 //!             sleep: odd while the owner sleeps         read by each process that sends to it
-//!             posted: receives posted so far
-//!             posted receives
 //!             address, directory, refused, full: of open transports (`transport/open.rs`)
 //! chunks      pool for long messages, of all peers
 //! pair[rank]  one for each rank of the job, or for each peer of an open transport:
 //!   PairHead    consumed: messages from `rank` that the owner has consumed
-//!               writing: state of the owner as sender to `rank`
+//!               end: state of the owner's connection to `rank`
 //!               offers: messages from `rank` that both copy (`coop.rs`)
 //!               shares: chunks of messages to `rank` that the owner has copied
 //!   slots       messages to `rank`: one line each
 //!   ring        bytes of messages to `rank` that do not fit into a line
 //! ```
 //!
-//! **The claims file** is written by all peers: one word for each place of a posted receive, by
-//! which senders claim it, and the words by which peers ask an open transport for a connection. It
-//! holds nothing else, and each word of it is checked (`posted.rs`, `transport/open.rs`).
+//! **The requests file** of an open transport is written by all peers: they ask for a connection in
+//! it. It holds nothing else, and each word of it is checked (`transport/open.rs`).
 //!
-//! Both files are sparse: a rank that is never added, or never sent to, takes address space only.
+//! The data file is sparse: a rank that is never added, or never sent to, takes address space only.
 
 use crate::coop::PLACES;
-use shmem::sync::AtomicU64;
+use shmem::sync::{AtomicU64, Ordering};
 use shmem::{LINE, Words};
 
-/// Number of places for posted receives.
-pub(crate) const POST_PLACES: usize = if cfg!(loom) { 3 } else { 64 };
+/// Maximum number of ranks of a job.
+pub(crate) const MAX_RANKS: u32 = 1 << 20;
 /// Number of words of an encoded [`ShmAddress`](crate::address::ShmAddress).
 pub(crate) const ADDRESS_WORDS: usize = if cfg!(loom) { 1 } else { 19 };
 /// Maximum number of simultaneous peers of an open transport; fewer in unit tests.
@@ -65,22 +62,14 @@ pub(crate) struct About {
     pub(crate) left: AtomicU64,
 }
 
-/// A receive that senders may fill, written by its owner. Valid while the claim word of its entry
-/// is "posted".
-#[repr(C, align(64))]
-#[derive(Debug)]
-pub(crate) struct PostLine {
-    /// Address of the buffer in the owner's memory.
-    pub(crate) address: AtomicU64,
-    pub(crate) length: AtomicU64,
-    /// Context in the upper half, tag in the lower.
-    pub(crate) envelope: AtomicU64,
-    /// 1 if every tag that is not negative matches.
-    pub(crate) any_tag: AtomicU64,
-    /// Rank of the sender, plus one; 0: any.
-    pub(crate) source: AtomicU64,
-    /// The owner's identifier of the receive, returned when it is filled.
-    pub(crate) id: AtomicU64,
+impl About {
+    /// Writes the nonce.
+    #[cfg(not(loom))]
+    pub(crate) fn set_nonce(&self, nonce: [u64; 2]) {
+        for (word, value) in self.nonce.iter().zip(nonce) {
+            word.store(value, Ordering::Release);
+        }
+    }
 }
 
 /// Words of a process for all peers; see the drawing of this module.
@@ -89,8 +78,6 @@ pub(crate) struct PostLine {
 pub(crate) struct Common {
     pub(crate) about: Apart<About>,
     pub(crate) sleep: Apart<AtomicU64>,
-    pub(crate) posted: Apart<AtomicU64>,
-    pub(crate) posts: [PostLine; POST_PLACES],
     /// The owner's address, for those that know an open transport by process and descriptor only.
     pub(crate) address: [AtomicU64; ADDRESS_WORDS],
     /// Identities of an open transport's peers, by pair; 0: none.
@@ -101,7 +88,7 @@ pub(crate) struct Common {
     pub(crate) full: AtomicU64,
 }
 
-/// Words of the claims file by which peers ask an open transport for a connection.
+/// Words of the requests file, by which peers ask an open transport for a connection.
 #[cfg(not(loom))]
 #[repr(C)]
 #[derive(Debug)]
@@ -112,26 +99,13 @@ pub(crate) struct Requests {
     pub(crate) from: [AtomicU64; REQUESTS],
 }
 
-/// State of the owner as sender to one rank.
-#[repr(C)]
-#[derive(Debug)]
-pub(crate) struct Writing {
-    /// Receive that the owner is copying to the rank: the id, plus one, of the receive it claims or
-    /// fills; [`PUTTING`] while it writes to a region; 0 otherwise.
-    pub(crate) copying: AtomicU64,
-    /// One of the `END_` constants.
-    pub(crate) end: AtomicU64,
-}
-
-/// Value of [`Writing::copying`] while the owner writes to a region.
-pub(crate) const PUTTING: u64 = u64::MAX;
-/// Value of [`Writing::end`] once the owner has added the rank, so that it has mapped the rank's
+/// Value of [`PairHead::end`] once the owner has added the rank, so that it has mapped the rank's
 /// memory; 0 before.
 pub(crate) const END_OPEN: u64 = 1;
-/// Value of [`Writing::end`] once the owner has ended the connection to the rank. The rank then
-/// starts no copy into the owner's memory.
+/// Value of [`PairHead::end`] once the owner has ended the connection to the rank. The rank then
+/// delivers nothing that it copies from the owner's memory.
 pub(crate) const END_BROKEN: u64 = 2;
-/// Value of [`Writing::end`] if the owner could not reach the rank, which should use another
+/// Value of [`PairHead::end`] if the owner could not reach the rank, which should use another
 /// transport.
 pub(crate) const END_REFUSED: u64 = 3;
 
@@ -141,7 +115,8 @@ pub(crate) const END_REFUSED: u64 = 3;
 pub(crate) struct PairHead {
     /// Number of messages consumed: their callbacks have returned.
     pub(crate) consumed: Apart<AtomicU64>,
-    pub(crate) writing: Apart<Writing>,
+    /// One of the `END_` constants, or 0.
+    pub(crate) end: Apart<AtomicU64>,
     pub(crate) offers: Apart<[AtomicU64; PLACES]>,
     pub(crate) shares: Apart<[AtomicU64; PLACES]>,
 }
@@ -165,14 +140,14 @@ unsafe impl Words for Slot {}
 
 #[cfg(not(loom))]
 const _: () = {
-    assert!(size_of::<Slot>() == LINE && size_of::<PostLine>() == LINE);
+    assert!(size_of::<Slot>() == LINE);
     assert!(size_of::<Common>() <= COMMON_BYTES && size_of::<PairHead>() <= PAGE);
 };
 
 /// Alignment of the parts of a file in bytes, on machines of every page size up to 64 KiB.
 pub(crate) const PAGE: usize = 4096;
 #[cfg(not(loom))]
-const COMMON_BYTES: usize = 2 * PAGE;
+const COMMON_BYTES: usize = PAGE;
 
 /// Rings and chunks begin in the middle of a page. Long buffers of programs begin at the start of
 /// one, and copying between two addresses with equal low 12 bits is several times slower on some
@@ -206,7 +181,7 @@ pub(crate) struct Layout {
 
 #[cfg(not(loom))]
 impl Layout {
-    /// Returns the sizes in a job of this many ranks, at most [`MAX_RANKS`](crate::posted::MAX_RANKS).
+    /// Returns the sizes in a job of this many ranks, at most [`MAX_RANKS`].
     pub(crate) fn of(size: u32) -> Layout {
         let size = size as usize;
         let (slots, ring) = if size > 64 {
@@ -266,11 +241,11 @@ impl Layout {
         self.shared_bytes() + self.pair_bytes() * self.size
     }
 
-    /// Offset of the requests in a claims file.
-    pub(crate) const REQUESTS_AT: usize = LINE + 8 * POST_PLACES;
+    /// Offset of the requests in a requests file.
+    pub(crate) const REQUESTS_AT: usize = LINE;
 
-    /// Returns the bytes of a claims file: one line that identifies it, the claims, the requests.
-    pub(crate) fn claims_bytes() -> usize {
+    /// Returns the bytes of a requests file: one line that identifies it, and the requests.
+    pub(crate) fn requests_bytes() -> usize {
         (Self::REQUESTS_AT + size_of::<Requests>()).next_multiple_of(page_size())
     }
 }

@@ -26,14 +26,12 @@
 //! # Trust
 //! A process writes only its own data file; others map it read-only. A value that a peer wrote is
 //! read once, bounded and checked; an impossible one ends that peer ([`btl::PeerError::Violation`])
-//! and affects no other. The exception is the file with the claims of posted receives, which all
-//! peers write. It is used only among processes that may write each other's memory anyway
-//! (cross-memory attach), and the owner detects a claim without a claimant.
+//! and affects no other. The exception is the file with the requests for connections to an open
+//! transport, which all peers write: it can only lead to files, which are checked.
 //!
 //! # Open transports
 //! [`ShmConfig::open`] is for processes that belong to no job: peers have identities in place of
-//! ranks, and may connect before they are added ([`btl::PendingPeers`]). There are no posted
-//! receives.
+//! ranks, and may connect before they are added ([`btl::PendingPeers`]).
 //!
 //! # Cleaning up
 //! Memory files and pipes have no name. Peers open them as `/proc/PID/fd/N`, which the kernel
@@ -48,7 +46,7 @@ mod distance;
 mod fifo;
 mod layout;
 mod pool;
-mod posted;
+mod revoke;
 
 #[cfg(not(loom))]
 mod address;

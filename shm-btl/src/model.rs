@@ -1,28 +1,24 @@
-//! The queues, posted receives and sleep words in the model checker: every interleaving of a few
+//! The queues, cooperative copies and sleep words in the model checker: every interleaving of a few
 //! steps, with every value that the memory model lets a load return. Run them with
 //! `RUSTFLAGS="--cfg loom" cargo test -p shm-btl --lib --target-dir target/loom loom`.
 //!
 //! The models are sensitive: omitting or weakening an ordering, the fence, or a comparison of the
-//! real code makes one of them fail. The two exceptions are Release and Acquire of a claim word
-//! when it is posted: a sender already has those of `posted`; they matter for a word that is posted
-//! again.
+//! real code makes one of them fail.
 //!
 //! The light fence is a full one here, because the model cannot express what `membarrier(2)` does
-//! to the other side. Loom executes read-modify-writes, such as claims, in program order.
+//! to the other side.
 
 mod revoke;
 
 use std::sync::Arc;
 
-use btl::{Envelope, PostedReceive};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
 
 use crate::coop::{Next, Offer, help};
 use crate::fifo::{Consumer, Found, Producer};
-use crate::layout::{About, Apart, Common, POST_PLACES, PairHead, PostLine, Slot, Writing};
+use crate::layout::{About, Apart, Common, PairHead, Slot};
 use crate::pool::Pool;
-use crate::posted::{PostedQueue, claim, confirms, encode, end_copy};
 use shmem::sync::{AtomicU64, Ordering, fence};
 use shmem::{Bytes, Fence, PeerSleep, Shared, SharedSlice, SleepEpoch};
 
@@ -52,32 +48,19 @@ fn pair_head() -> Shared<PairHead> {
     let words = || Apart(std::array::from_fn(|_| zero()));
     Arc::new(PairHead {
         consumed: Apart(zero()),
-        writing: Apart(Writing {
-            copying: zero(),
-            end: zero(),
-        }),
+        end: Apart(zero()),
         offers: words(),
         shares: words(),
     })
 }
 
 fn common() -> Shared<Common> {
-    let post = |_| PostLine {
-        address: zero(),
-        length: zero(),
-        envelope: zero(),
-        any_tag: zero(),
-        source: zero(),
-        id: zero(),
-    };
     Arc::new(Common {
         about: Apart(About {
             nonce: [zero(), zero()],
             left: zero(),
         }),
         sleep: Apart(zero()),
-        posted: Apart(zero()),
-        posts: std::array::from_fn(post),
         address: std::array::from_fn(|_| zero()),
         directory: std::array::from_fn(|_| zero()),
         refused: std::array::from_fn(|_| zero()),
@@ -134,9 +117,7 @@ fn next(consumer: &mut Consumer) -> (Vec<u8>, Vec<u8>) {
                         consumer.done();
                         return message;
                     }
-                    Found::Filled { .. } | Found::Help(_) => {
-                        panic!("no receive was posted and nothing is copied")
-                    }
+                    Found::Help(_) => panic!("nothing is copied"),
                 }
             }
             None => thread::yield_now(),
@@ -258,212 +239,6 @@ fn loom_a_chunk_is_reused_only_after_it_was_read() {
         }
         sender.join().expect("the sender");
     });
-}
-
-/// A receiver's posted receives as its senders see them.
-#[derive(Clone)]
-struct Sides {
-    common: Shared<Common>,
-    claims: SharedSlice<AtomicU64>,
-}
-
-impl Sides {
-    fn new() -> (Sides, PostedQueue) {
-        let sides = Sides {
-            common: common(),
-            claims: Arc::new((0..POST_PLACES).map(|_| zero()).collect()),
-        };
-        let posts = PostedQueue::new(sides.common.clone(), sides.claims.clone());
-        (sides, posts)
-    }
-}
-
-fn wanted(source: Option<u32>, tag: Option<i32>, buffer: u64) -> PostedReceive {
-    PostedReceive {
-        source,
-        context: 1,
-        tag,
-        buffer: std::ptr::with_exposed_provenance_mut(buffer as usize),
-        length: buffer as usize,
-        token: buffer,
-    }
-}
-
-fn envelope(context: u32, tag: i32) -> u64 {
-    encode(Envelope { context, tag })
-}
-
-/// Claims a receive as rank `me` for a message of this tag. Returns the address to which it would
-/// write.
-fn fill(me: u32, tag: i32, sides: &Sides, mine: &PairHead, theirs: &PairHead) -> Option<u64> {
-    let claimed = claim(
-        me,
-        envelope(1, tag),
-        mine,
-        (&sides.common, theirs, &sides.claims),
-    )?;
-    assert_eq!(
-        claimed.address, claimed.length,
-        "address and length are of one receive"
-    );
-    Some(claimed.address)
-}
-
-#[test]
-fn loom_a_receive_is_taken_once_or_withdrawn() {
-    check(
-        "posted: two senders and the owner contend for one receive of any source",
-        3,
-        || {
-            let (sides, mut posts) = Sides::new();
-            let id = posts.post(&wanted(None, None, 7)).expect("a place");
-            let senders = [1, 2].map(|me| {
-                let sides = sides.clone();
-                thread::spawn(move || {
-                    let (mine, theirs) = (pair_head(), pair_head());
-                    fill(me, 3, &sides, &mine, &theirs).map(|address| {
-                        assert_eq!(address, 7);
-                        assert!(confirms(&mine, id), "confirmed until it has reported");
-                    })
-                })
-            });
-            // An honest claimant confirms its claim.
-            let back = posts.withdraw(id, |_, _| true).expect("it is posted");
-            let taken = senders.map(|sender| sender.join().expect("a sender").is_some());
-            let winners = taken.iter().filter(|claimed| **claimed).count() + usize::from(back);
-            assert_eq!(winners, 1, "taken {taken:?}, withdrawn {back}");
-        },
-    );
-}
-
-#[test]
-fn loom_the_oldest_receive_is_taken_while_others_are_posted() {
-    check(
-        "posted: a sender searches while two receives are posted and one is posted again",
-        3,
-        || {
-            let (sides, mut posts) = Sides::new();
-            let s = sides.clone();
-            let sender = thread::spawn(move || {
-                let (mine, theirs) = (pair_head(), pair_head());
-                let first = fill(1, 3, &s, &mine, &theirs);
-                end_copy(&mine);
-                let second = first.and_then(|_| fill(1, 3, &s, &mine, &theirs));
-                (first, second)
-            });
-            // The first entry is used twice: the second receive there is another one.
-            let id = posts.post(&wanted(Some(1), Some(3), 10)).expect("a place");
-            let back = posts.withdraw(id, |_, _| true).expect("it is posted");
-            posts.post(&wanted(None, None, 20)).expect("a place");
-            posts.post(&wanted(Some(1), Some(3), 30)).expect("a place");
-            let (first, second) = sender.join().expect("the sender");
-            // A younger receive follows the older ones that stay.
-            let order: &[u64] = if back { &[20, 30] } else { &[10, 20, 30] };
-            let got: Vec<u64> = first.into_iter().chain(second).collect();
-            let skipped = got.iter().zip(order).position(|(got, order)| got != order);
-            assert_eq!(skipped, None, "took {got:?} of {order:?}");
-        },
-    );
-}
-
-#[test]
-fn loom_a_message_does_not_overtake_one_that_was_not_seen() {
-    check(
-        "posted: an ordinary message, then one into a posted receive",
-        3,
-        || {
-            let (mut producer, mut consumer, _) = queue(2, 0);
-            let (sides, mut posts) = Sides::new();
-            let id = posts.post(&wanted(None, Some(3), 5)).expect("a place");
-            let s = sides.clone();
-            let sender = thread::spawn(move || {
-                producer.push_inline(&[1], &[]);
-                if !producer.all_seen().expect("an honest receiver") {
-                    return false;
-                }
-                let (mine, theirs) = (pair_head(), pair_head());
-                fill(0, 3, &s, &mine, &theirs).is_some()
-            });
-            // The receiver's program: the first message matches the receive, so its callback
-            // withdraws it.
-            let word = loop {
-                match consumer.poll().expect("an honest sender") {
-                    Some(word) => break word,
-                    None => thread::yield_now(),
-                }
-            };
-            consumer.take_short(word).expect("an honest sender");
-            assert_eq!(
-                posts.withdraw(id, |_, _| true),
-                Some(true),
-                "no younger message can have claimed it"
-            );
-            consumer.done();
-            assert!(
-                !sender.join().expect("the sender"),
-                "the receive belonged to the first message"
-            );
-        },
-    );
-}
-
-#[test]
-fn loom_a_receive_posted_after_a_message_was_seen_is_found_with_it() {
-    check("posted: seen, then posted", 3, || {
-        let (mut producer, mut consumer, _) = queue(2, 0);
-        let (sides, mut posts) = Sides::new();
-        let s = sides.clone();
-        let sender = thread::spawn(move || {
-            producer.push_inline(&[1], &[]);
-            let (mine, theirs) = (pair_head(), pair_head());
-            // Finding the receive without the message counted as seen would reverse the order of
-            // posting.
-            let posted = s.common.posted.0.load(Ordering::Acquire) > 0;
-            let seen = producer.all_seen().expect("an honest receiver");
-            assert!(seen || !posted, "posted after it was seen");
-            if seen && posted {
-                assert_eq!(fill(0, 3, &s, &mine, &theirs), Some(9));
-            }
-        });
-        next(&mut consumer);
-        posts.post(&wanted(None, Some(3), 9)).expect("a place");
-        sender.join().expect("the sender");
-    });
-}
-
-#[test]
-fn loom_a_report_is_in_the_queue_once_the_claim_is_not_confirmed() {
-    check(
-        "posted: the owner checks whether a claim is real",
-        3,
-        || {
-            let (mut producer, consumer, _) = queue(2, 0);
-            let (sides, mut posts) = Sides::new();
-            posts.post(&wanted(None, None, 5)).expect("a place");
-            let mine = pair_head();
-            let words = mine.clone();
-            let owner = thread::spawn(move || {
-                for _ in 0..2 {
-                    let at_work = |_: Option<u32>, id| {
-                        confirms(&words, id) || !matches!(consumer.poll(), Ok(None))
-                    };
-                    assert!(posts.lost_claim(at_work).is_none());
-                }
-            });
-            let theirs = pair_head();
-            let view = (&*sides.common, &*theirs, sides.claims.as_slice());
-            let claimed = claim(0, envelope(1, 3), &mine, view).expect("posted");
-            producer.push_filled(claimed.id, 5, envelope(1, 3));
-            end_copy(&mine);
-            owner.join().expect("the owner");
-            // A receive that was posted again could be claimed again.
-            assert_eq!(
-                claim(1, envelope(1, 3), &mine, view),
-                None,
-                "an honest claim was revoked"
-            );
-        },
-    );
 }
 
 /// Two messages of `chunks` chunks, one after the other through one word, each copied by both

@@ -7,10 +7,7 @@ use std::io::IoSlice;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use btl::{
-    Btl, Envelope, PeerError, PostedDelivery, PostedReceive, PostedReceives, SendError, Tx,
-    Withdrawn,
-};
+use btl::{Btl, PeerError, SendError, Tx};
 use common::{PATIENCE, Random, Seen, job, join, role, until, writable};
 use shm_btl::ShmBtl;
 
@@ -18,28 +15,16 @@ use shm_btl::ShmBtl;
 /// alignment.
 const PAIR: u64 = 4096 + 256 * 64 + 65_536 + 4096;
 
-/// Writes random values until killed. `data`: into its own words; `claims`: into the claims of all.
-fn corrupt(mut btl: ShmBtl, seed: u64, (data, claims): (bool, bool)) -> ! {
+/// Writes random values into its own words until killed.
+fn corrupt(mut btl: ShmBtl, seed: u64) -> ! {
     let memory = OpenOptions::new()
         .read(true)
         .write(true)
         .open("/proc/self/mem")
         .expect("own memory");
     let mut random = Random(seed);
-    let data = if data {
-        writable("shm-btl")
-    } else {
-        Vec::new()
-    };
-    let claims = if claims {
-        writable("shm-btl-claims")
-    } else {
-        Vec::new()
-    };
-    assert!(
-        !data.is_empty() || claims.len() >= 3,
-        "own words and those of two peers"
-    );
+    let data = writable("shm-btl");
+    assert!(!data.is_empty(), "own words");
     let mut seen = Seen {
         forget: true,
         ..Seen::default()
@@ -53,12 +38,7 @@ fn corrupt(mut btl: ShmBtl, seed: u64, (data, claims): (bool, bool)) -> ! {
         }
         btl.progress(&mut seen);
         for _ in 0..random.below(50) {
-            let files = if random.below(2) == 0 && !data.is_empty() || claims.is_empty() {
-                &data
-            } else {
-                &claims
-            };
-            let (base, len) = files[random.below(files.len() as u64) as usize];
+            let (base, len) = data[random.below(data.len() as u64) as usize];
             let at = match random.below(4) {
                 0 => random.below(len),
                 1 => random.below(len.min(8192)),
@@ -77,15 +57,13 @@ fn write(memory: &File, random: &mut Random, address: u64) {
     let mut old = [0; 8];
     memory.read_exact_at(&mut old, address).expect("own memory");
     let old = u64::from_le_bytes(old);
-    let value = match random.below(8) {
+    let value = match random.below(7) {
         0 => random.next(),
         1 => random.below(1 << 16),
         2 => old.wrapping_add(1),
         3 => old ^ 1 << random.below(64),
         4 => 1 << 48 | 3 << 40 | random.below(1 << 20),
         5 => old.wrapping_sub(1),
-        // Claims: posted or taken, a rank, and a number that may be valid.
-        6 => (1 + random.below(3)) << 62 | random.below(4) << 42 | random.below(300),
         _ => {
             (1 + random.below(3)) << 48
                 | random.below(6) << 40
@@ -130,13 +108,15 @@ fn exchange(ranks: &mut [ShmBtl], seen: &mut [Seen; 2], round: u64) {
     }
 }
 
-fn hostile(test: &'static str, what: (bool, bool), must_end: bool) {
+#[test]
+fn corruption_of_its_own_words_ends_that_peer_only() {
+    const NAME: &str = "corruption_of_its_own_words_ends_that_peer_only";
     if let Some((rank, size, job, seed)) = role() {
-        corrupt(join(rank, size, &job), seed.parse().expect("a seed"), what);
+        corrupt(join(rank, size, &job), seed.parse().expect("a seed"));
     }
     let mut violations = 0;
     for seed in 1..=12u64 {
-        let (mut ranks, _processes) = job(test, 2, &[&(seed * 7919).to_string()]);
+        let (mut ranks, _processes) = job(NAME, 2, &[&(seed * 7919).to_string()]);
         let mut seen = [Seen::default(), Seen::default()];
         let begin = Instant::now();
         let mut round = 0;
@@ -177,101 +157,5 @@ fn hostile(test: &'static str, what: (bool, bool), must_end: bool) {
         }
         exchange(&mut ranks, &mut seen, round + 1);
     }
-    assert!(
-        !must_end || violations > 0,
-        "the corruption was not detected"
-    );
-}
-
-#[test]
-fn corruption_of_its_own_words_ends_that_peer_only() {
-    hostile(
-        "corruption_of_its_own_words_ends_that_peer_only",
-        (true, false),
-        true,
-    );
-}
-
-#[test]
-fn corruption_of_all_claims_affects_no_messages() {
-    hostile(
-        "corruption_of_all_claims_affects_no_messages",
-        (false, true),
-        false,
-    );
-}
-
-/// Posts receives and sends into them between honest ranks while a third corrupts the claims:
-/// requests end, with or without an error, and nothing panics.
-#[test]
-fn receives_end_whatever_is_written_into_their_claims() {
-    const NAME: &str = "receives_end_whatever_is_written_into_their_claims";
-    if let Some((rank, size, job, seed)) = role() {
-        corrupt(
-            join(rank, size, &job),
-            seed.parse().expect("a seed"),
-            (false, true),
-        );
-    }
-    let (mut ranks, _processes) = job(NAME, 2, &["4242"]);
-    if !ranks[0].capabilities().posted_receives {
-        println!("SKIPPED: cross-memory attach is not allowed here");
-        return;
-    }
-    let mut seen = [Seen::default(), Seen::default()];
-    let mut buffer = vec![0u8; 100];
-    let (mut delivered, mut withdrawn) = (0, 0);
-    let begin = Instant::now();
-    let mut token = 0u64;
-    while begin.elapsed() < Duration::from_secs(2) {
-        token += 1;
-        let source = (!token.is_multiple_of(3)).then_some(1);
-        let receive = PostedReceive {
-            source,
-            context: 1,
-            tag: Some(5),
-            buffer: buffer.as_mut_ptr(),
-            length: 100,
-            token,
-        };
-        // SAFETY: the buffer lives until the end of the test, and only this loop reads it.
-        let Some(post) = (unsafe { ranks[0].post(&receive) }) else {
-            continue;
-        };
-        // SAFETY: the array is that long.
-        let sent = unsafe {
-            ranks[1].send_to_posted(0, Envelope { context: 1, tag: 5 }, [3u8; 50].as_ptr(), 50)
-        };
-        match sent {
-            Ok(PostedDelivery::Delivered) => delivered += 1,
-            Ok(PostedDelivery::NotPosted) | Err(SendError::Busy) => {}
-            Err(error) => panic!("{error}"),
-        }
-        ranks[0].progress(&mut seen[0]);
-        ranks[1].progress(&mut seen[1]);
-        let had = seen[0].received.iter().any(|(got, ..)| *got == token);
-        if !had && ranks[0].withdraw(post) == Withdrawn::Taken {
-            until("the end of the receive", || {
-                ranks[0].progress(&mut seen[0]);
-                seen[0].received.iter().any(|(got, ..)| *got == token)
-            });
-        } else if !had {
-            withdrawn += 1;
-        }
-        let ends = seen[0]
-            .received
-            .iter()
-            .filter(|(got, ..)| *got == token)
-            .count();
-        assert!(ends <= 1, "a receive ends once");
-        seen[0].received.clear();
-        assert!(
-            seen.iter()
-                .all(|seen| seen.failed.iter().all(|(peer, _)| *peer == 2))
-        );
-    }
-    assert!(
-        delivered > 0,
-        "{delivered} delivered, {withdrawn} withdrawn"
-    );
+    assert!(violations > 0, "the corruption was not detected");
 }

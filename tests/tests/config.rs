@@ -180,7 +180,7 @@ fn a_daemon_of_another_version_is_found_before_it_is_replaced() {
     assert_eq!(bad.code, Some(2), "{bad:?}");
     let said = bad.complaint();
     assert!(
-        said.contains("could not continue with this one") && said.contains("speaks version 4"),
+        said.contains("could not continue with this version") && said.contains("speaks version 4"),
         "{said}"
     );
 }

@@ -177,7 +177,6 @@ mod tests {
         }
     }
 
-    impl btl::PostedReceives for Lost {}
     impl btl::HeldSends for Lost {}
     impl btl::NoticedPuts for Lost {}
 

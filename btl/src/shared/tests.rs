@@ -2,7 +2,7 @@ use std::sync::Mutex;
 use std::thread;
 
 use super::*;
-use crate::{HeldSends, NoticedPuts, PostedReceives};
+use crate::{HeldSends, NoticedPuts};
 
 /// Records sent messages, and is busy at times.
 #[derive(Debug, Default)]
@@ -22,8 +22,6 @@ impl Tx for Recorder {
         Ok(())
     }
 }
-
-impl PostedReceives for Recorder {}
 
 impl HeldSends for Recorder {}
 

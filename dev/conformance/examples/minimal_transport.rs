@@ -79,7 +79,6 @@ impl Tx for MinimalBtl {
     }
 }
 
-impl PostedReceives for MinimalBtl {}
 impl HeldSends for MinimalBtl {}
 impl NoticedPuts for MinimalBtl {}
 impl PendingPeers for MinimalBtl {}

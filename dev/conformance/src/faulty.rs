@@ -2,11 +2,10 @@
 //! allows but that a good transport rarely shows. [`Faults::corrupt`], [`Faults::truncate`] and
 //! [`Faults::cut`] also imitate hostile or broken peers.
 //!
-//! The wrapper keeps order, exactly-once delivery, one completion per operation, one failure per
-//! peer after its completions, and never lets a message to a posted receive overtake another.
-//! Without the hostile faults it therefore passes the conformance suite whenever the wrapped
-//! transport does. It breaks one promise: with [`Faults::late_send`], an accepted message waits for
-//! the next `progress`.
+//! The wrapper keeps order, exactly-once delivery, one completion per operation, and one failure
+//! per peer after its completions. Without the hostile faults it therefore passes the conformance
+//! suite whenever the wrapped transport does. It breaks one promise: with [`Faults::late_send`], an
+//! accepted message waits for the next `progress`.
 //!
 //! Equal seeds and calls produce equal faults. Print the seed when a test fails.
 
@@ -26,8 +25,7 @@ use self::tx::FaultyTx;
 use crate::forward;
 use crate::rng::Rng;
 use btl::{
-    Btl, Events, HeldSends, NoticedPuts, PeerInfo, PendingPeers, PostId, PostedReceive,
-    PostedReceives, Rank, SendError, Tx, Unreachable,
+    Btl, Events, HeldSends, NoticedPuts, PeerInfo, PendingPeers, Rank, SendError, Tx, Unreachable,
 };
 
 /// Maximum number of calls of [`Btl::drop_peer`] that wait for messages held back.
@@ -44,15 +42,12 @@ impl Faulty {
     /// Wraps a transport.
     #[must_use]
     pub fn new(inner: Box<dyn Btl>, seed: u64, faults: Faults) -> Faulty {
-        let matched = inner.capabilities().posted_receives;
         let state = State {
             faults,
             rng: Rng::new(seed),
-            matched,
             closed: false,
             peers: BTreeMap::new(),
             tokens: BTreeMap::new(),
-            posts: BTreeMap::new(),
             made: 0,
         };
         Faulty { inner, state }
@@ -141,20 +136,6 @@ impl Tx for Faulty {
     forward!(tx() => send get put);
 }
 
-impl PostedReceives for Faulty {
-    forward!(tx() => withdraw send_to_posted);
-
-    unsafe fn post(&mut self, receive: &PostedReceive) -> Option<PostId> {
-        if self.state.closed || self.state.chance(self.state.faults.no_room) {
-            return None;
-        }
-        // SAFETY: the caller's promise, handed on.
-        let post = unsafe { self.inner.post(receive) }?;
-        self.state.posts.insert(post.0, receive.token);
-        Some(post)
-    }
-}
-
 impl HeldSends for Faulty {
     forward!(tx() => send_held);
 }
@@ -184,7 +165,6 @@ impl Btl for Faulty {
         if held < 4 * HELD {
             done += self.inner.progress(&mut Collector {
                 state: &mut self.state,
-                events,
             });
         }
         done += self.state.end_cut();
@@ -228,7 +208,6 @@ impl Btl for Faulty {
         self.state.closed = true;
         self.state.peers.clear();
         self.state.tokens.clear();
-        self.state.posts.clear();
         self.inner.close();
     }
 }

@@ -80,32 +80,6 @@ macro_rules! forward_one {
             unsafe { self.$($to)*.register_noticed(memory, length, peer, notice) }
         }
     };
-    ([$($to:tt)*] post) => {
-        unsafe fn post(
-            &mut self,
-            receive: &$crate::btl::PostedReceive,
-        ) -> Option<$crate::btl::PostId> {
-            // SAFETY: the caller's promise, handed on.
-            unsafe { self.$($to)*.post(receive) }
-        }
-    };
-    ([$($to:tt)*] withdraw) => {
-        fn withdraw(&mut self, post: $crate::btl::PostId) -> $crate::btl::Withdrawn {
-            self.$($to)*.withdraw(post)
-        }
-    };
-    ([$($to:tt)*] send_to_posted) => {
-        unsafe fn send_to_posted(
-            &mut self,
-            peer: $crate::btl::Rank,
-            envelope: $crate::btl::Envelope,
-            local: *const u8,
-            length: usize,
-        ) -> Result<$crate::btl::PostedDelivery, $crate::btl::SendError> {
-            // SAFETY: the caller's promise, handed on.
-            unsafe { self.$($to)*.send_to_posted(peer, envelope, local, length) }
-        }
-    };
     ([$($to:tt)*] pending_peers) => {
         fn pending_peers(&self) -> Vec<$crate::btl::Rank> {
             self.$($to)*.pending_peers()

@@ -80,7 +80,6 @@ fn done_becomes_pending() {
     );
 }
 
-/// Only without posted receives are messages held back at the receiver.
 #[test]
 fn messages_only() {
     conforms("messages only", Limits::default().plain());

@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use btl::{
     Btl, Capabilities, Events, HeldSends, MAX_HEADER, NoticedPuts, PeerError, PeerInfo,
-    PendingPeers, PostedReceives, Rank, SendError, Tx, Unreachable,
+    PendingPeers, Rank, SendError, Tx, Unreachable,
 };
 use esp_fuzz::Choices;
 use libfuzzer_sys::fuzz_target;
@@ -45,8 +45,6 @@ impl Tx for Mock {
         Ok(())
     }
 }
-
-impl PostedReceives for Mock {}
 
 impl HeldSends for Mock {}
 

@@ -88,10 +88,6 @@ const ALLOWED: &[(&str, &str)] = &[
         "one-sided operations of transports",
     ),
     (
-        "p2p/src/engine/posted_receives.rs",
-        "posted receives of transports",
-    ),
-    (
         "p2p/src/engine/outgoing.rs",
         "bytes of pending sends; held sends of transports",
     ),
@@ -110,7 +106,6 @@ const ALLOWED: &[(&str, &str)] = &[
     ),
     ("btl/src/held_sends.rs", "declares such calls"),
     ("btl/src/noticed_puts.rs", "declares such calls"),
-    ("btl/src/posted_receives.rs", "declares such calls"),
     (
         "btl/src/shared",
         "gives out what only the thread that owns the transport may touch",
@@ -175,10 +170,6 @@ const ALLOWED: &[(&str, &str)] = &[
     (
         "shm-btl/src/transport/tests",
         "lends memory of tests to the transport",
-    ),
-    (
-        "shm-btl/examples/shmbench/mover.rs",
-        "lends memory to the transport it measures",
     ),
     ("shm-btl/tests", "lends memory of tests to the transport"),
     (

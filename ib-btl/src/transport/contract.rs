@@ -6,8 +6,8 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use btl::{
-    Btl, Capabilities, Events, MAX_HEADER, NoticedPuts, PeerError, PeerInfo, PendingPeers,
-    PostedReceives, Rank, Region, RegisterError, SendError, Started, Tx, Unreachable,
+    Btl, Capabilities, Events, MAX_HEADER, NoticedPuts, PeerError, PeerInfo, PendingPeers, Rank,
+    Region, RegisterError, SendError, Started, Tx, Unreachable,
 };
 
 use super::ends::PROBE_EVERY;
@@ -55,8 +55,6 @@ impl Tx for IbBtl {
         }
     }
 }
-
-impl PostedReceives for IbBtl {}
 
 impl NoticedPuts for IbBtl {
     unsafe fn put_last(
@@ -160,7 +158,6 @@ impl Btl for IbBtl {
         Capabilities {
             get: self.config.reads,
             put: true,
-            posted_receives: false,
             held_from: self.config.held_from,
             blocking: true,
             detects_death: true,

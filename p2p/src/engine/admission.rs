@@ -331,7 +331,7 @@ mod tests {
     fn protocol() -> Protocol {
         let own = PeerId::new(0, 1).unwrap();
         let peers = Peers(vec![Peer::own()]);
-        let mut protocol = Protocol::new(own, peers, false, Config::default());
+        let mut protocol = Protocol::new(own, peers, Config::default());
         protocol.open(1, Arc::default());
         protocol
     }

@@ -31,18 +31,14 @@ pub(crate) enum Found {
 }
 
 impl Protocol {
-    /// Starts a direct receive. Returns false if a message or another receive waits, or if the
-    /// receive may be published.
+    /// Starts a direct receive. Returns false if a message or another receive waits.
     #[inline]
     pub(crate) fn receive_direct(
         &mut self,
         memory: Memory,
         selector: Selector,
     ) -> Result<bool, Error> {
-        if !self.posted.is_empty()
-            || self.unexpected.len() != 0
-            || memory.len() >= self.publish_from
-        {
+        if !self.posted.is_empty() || self.unexpected.len() != 0 {
             return Ok(false);
         }
         self.check_context(selector.context)?;
@@ -96,7 +92,6 @@ impl Protocol {
             let request = Request::receive(direct.memory, &direct.selector, true);
             let key = self.requests.insert(request);
             self.posted.post(place_of(key), &direct.selector);
-            self.private += 1;
             self.demoted = key;
         }
     }

@@ -54,7 +54,8 @@ impl Engine {
         match request.state {
             State::Posted => {
                 let concerned = named || self.protocol.may_have_meant(&request, peer, left);
-                if concerned && self.withdraw(key, &request) {
+                if concerned {
+                    self.protocol.unpost(key, &request);
                     self.protocol.end(key, RequestOutcome::Failed(peer));
                 }
             }
@@ -71,7 +72,6 @@ impl Engine {
                 }
                 self.step(request.transfer);
             }
-            // The transport reports the end of a claimed receive.
             _ => {}
         }
     }

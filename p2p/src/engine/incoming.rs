@@ -1,13 +1,12 @@
 //! Events of transports.
 
 use crate::ids::{Label, PeerId, TransportId};
-use btl::{Events, PeerError, Rank, Tx, Withdrawn};
+use btl::{Events, PeerError, Rank, Tx};
 
 use super::account::cost;
 use super::protocol::{Protocol, Work};
-use super::request::{RequestOutcome, State};
+use super::request::RequestOutcome;
 use crate::matching::unexpected::{Arrival, RegionKey};
-use crate::slab::place_of;
 use crate::wire::{self, ASK, Header, Sequenced};
 
 /// The events of one transport.
@@ -36,7 +35,7 @@ impl Handler<'_> {
 
 impl Events for Handler<'_> {
     #[inline]
-    fn message(&mut self, tx: &mut dyn Tx, peer: Rank, header: &[u8], body: &[u8]) {
+    fn message(&mut self, _: &mut dyn Tx, peer: Rank, header: &[u8], body: &[u8]) {
         let Some(peer) = self.peer(peer) else {
             return;
         };
@@ -67,67 +66,19 @@ impl Events for Handler<'_> {
                         tag,
                         data: None,
                     };
-                    protocol.eager(tx, origin, label, body, None);
+                    protocol.eager(peer, label, body, None);
                 }
                 return;
             }
         }
         protocol.post_direct();
-        if let Err(reason) = protocol.any_message(tx, origin, header, body) {
+        if let Err(reason) = protocol.any_message(origin, header, body) {
             protocol.violation(peer, reason);
         }
     }
 
     fn completed(&mut self, _: &mut dyn Tx, token: u64, result: Result<(), PeerError>) {
         self.protocol.operation_done(token, result.is_ok());
-    }
-
-    fn received(
-        &mut self,
-        _: &mut dyn Tx,
-        token: u64,
-        peer: Rank,
-        envelope: btl::Envelope,
-        result: Result<usize, PeerError>,
-    ) {
-        let Some(peer) = self.peer(peer) else {
-            return;
-        };
-        let protocol = &mut *self.protocol;
-        let Some(request) = protocol.requests.get_mut(token) else {
-            return;
-        };
-        if request.post.is_none() || !matches!(request.state, State::Posted | State::Claimed) {
-            return;
-        }
-        let selector = request.selector();
-        if request.state == State::Posted {
-            protocol.posted.remove(place_of(token), &selector);
-        }
-        // The envelope is written by the peer, hence untrusted.
-        let tag = u64::try_from(envelope.tag);
-        let fits = tag.is_ok_and(|tag| selector.matches(envelope.context, peer, tag))
-            && (protocol.contexts.is_member(envelope.context, peer)
-                || protocol.contexts.is_freed(envelope.context));
-        request.post = None;
-        request.peer = Some(peer);
-        request.tag = tag.unwrap_or_default();
-        match result {
-            Ok(_) if !fits => {
-                protocol.end(token, RequestOutcome::Failed(peer));
-                let reason = format!("filled a receive that does not match {envelope:?}");
-                protocol.violation(peer, reason);
-            }
-            Ok(length) => {
-                request.length = length;
-                protocol.stats.posted_received += 1;
-                protocol.end(token, RequestOutcome::Done);
-            }
-            Err(error) => {
-                protocol.end(token, RequestOutcome::Failed(peer));
-                protocol.fail(peer, error, None);
-            }
-        }
     }
 
     fn failed(&mut self, _: &mut dyn Tx, peer: Rank, error: PeerError) {
@@ -157,13 +108,7 @@ impl Events for Handler<'_> {
 
 impl Protocol {
     /// Handles any message. An error closes the peer.
-    fn any_message(
-        &mut self,
-        tx: &mut dyn Tx,
-        from: Origin,
-        header: &[u8],
-        body: &[u8],
-    ) -> Result<(), String> {
+    fn any_message(&mut self, from: Origin, header: &[u8], body: &[u8]) -> Result<(), String> {
         let header = Header::decode(header).map_err(|malformed| malformed.to_string())?;
         if !self.peers[from.peer].alive {
             return Ok(());
@@ -171,7 +116,7 @@ impl Protocol {
         let empty = body.is_empty();
         match header {
             Header::Eager(sequenced, _) | Header::Rts(sequenced, ..) => {
-                self.envelope(tx, from, sequenced, header, body)
+                self.envelope(from, sequenced, header, body)
             }
             Header::Cts {
                 request,
@@ -223,7 +168,6 @@ impl Protocol {
     /// Handles an envelope: checks sequence, context and credit.
     fn envelope(
         &mut self,
-        tx: &mut dyn Tx,
         from: Origin,
         sequenced: Sequenced,
         header: Header,
@@ -269,7 +213,7 @@ impl Protocol {
             Header::Eager(_, sync) if gone => {
                 self.send_fin(from.peer, sync);
             }
-            Header::Eager(_, sync) => self.eager(tx, from, label, body, sync),
+            Header::Eager(_, sync) => self.eager(from.peer, label, body, sync),
             Header::Rts(_, length, remote) => {
                 let key = key_of(body)?;
                 if gone {
@@ -277,7 +221,7 @@ impl Protocol {
                 } else {
                     let length =
                         usize::try_from(length).map_err(|_| format!("a length of {length}"))?;
-                    self.rts(tx, from, label, (length, remote, key));
+                    self.rts(from, label, (length, remote, key));
                 }
             }
             _ => {}
@@ -290,17 +234,8 @@ impl Protocol {
 
     /// Handles EAGER.
     #[inline]
-    fn eager(
-        &mut self,
-        tx: &mut dyn Tx,
-        from: Origin,
-        label: Label,
-        body: &[u8],
-        sync: Option<u64>,
-    ) {
-        let peer = from.peer;
-        let tx = Some((tx, from.transport));
-        if let Some(key) = self.match_posted(tx, peer, label) {
+    fn eager(&mut self, peer: PeerId, label: Label, body: &[u8], sync: Option<u64>) {
+        if let Some(key) = self.match_posted(peer, label) {
             self.deliver(key, peer, label, body);
             if sync.is_some() {
                 self.send_fin(peer, sync);
@@ -312,14 +247,8 @@ impl Protocol {
     }
 
     /// Handles RTS.
-    fn rts(
-        &mut self,
-        tx: &mut dyn Tx,
-        from: Origin,
-        label: Label,
-        (length, remote, key): (usize, u64, RegionKey),
-    ) {
-        match self.match_posted(Some((tx, from.transport)), from.peer, label) {
+    fn rts(&mut self, from: Origin, label: Label, (length, remote, key): (usize, u64, RegionKey)) {
+        match self.match_posted(from.peer, label) {
             Some(receive) => self.start_receive(receive, from, label, (length, remote, key)),
             None => {
                 let arrival = Arrival::Rts {
@@ -349,42 +278,14 @@ impl Protocol {
         }
     }
 
-    /// Removes the oldest posted receive that matches a message of a peer over a transport, and
-    /// returns it. Messages of this rank to itself in a process without transports have no sender
-    /// `tx`.
+    /// Removes the oldest posted receive that matches a message of a peer, and returns it.
     #[inline]
-    pub(super) fn match_posted(
-        &mut self,
-        mut from: Option<(&mut dyn Tx, TransportId)>,
-        peer: PeerId,
-        label: Label,
-    ) -> Option<u64> {
-        loop {
-            let place = self.posted.find(label.context, peer, label.tag)?;
-            let key = self.requests.key_at(place)?;
-            let request = &mut self.requests[key];
-            let selector = request.selector();
-            let Some((id, post)) = request.post else {
-                self.posted.remove(place, &selector);
-                self.private -= 1;
-                return Some(key);
-            };
-            // P2P-3: only `tx` can withdraw the receive here.
-            let Some((tx, _)) = from.as_mut().filter(|from| from.1 == id) else {
-                let reason = "its envelope came over a transport that is not its rail";
-                self.violation(peer, reason.to_owned());
-                return None;
-            };
-            self.posted.remove(place, &selector);
-            match tx.withdraw(post) {
-                Withdrawn::Yes => {
-                    request.post = None;
-                    return Some(key);
-                }
-                // Another peer is filling it. This message goes to the next receive.
-                Withdrawn::Taken => request.state = State::Claimed,
-            }
-        }
+    pub(super) fn match_posted(&mut self, peer: PeerId, label: Label) -> Option<u64> {
+        let place = self.posted.find(label.context, peer, label.tag)?;
+        let key = self.requests.key_at(place)?;
+        let selector = self.requests[key].selector();
+        self.posted.remove(place, &selector);
+        Some(key)
     }
 
     /// Copies an eager message into a receive, which ends.

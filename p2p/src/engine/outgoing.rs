@@ -195,10 +195,7 @@ impl Engine {
         if request.length <= self.protocol.peers[peer].eager_now {
             return self.send_eager(peer, key, &request);
         }
-        match self.send_to_posted(peer, key, &request) {
-            Attempt::Blocked => self.send_rts(peer, key, &request),
-            attempt => attempt,
-        }
+        self.send_rts(peer, key, &request)
     }
 
     /// Sends EAGER; long ones from the program's memory if the transport supports it (VIA-RPI).

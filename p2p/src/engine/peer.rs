@@ -119,7 +119,7 @@ pub(crate) struct Peer {
 }
 
 /// Returns true if a rail has more than twice the bandwidth of another one.
-fn is_much_faster(rail: &PeerInfo, than: &PeerInfo) -> bool {
+pub(crate) fn is_much_faster(rail: &PeerInfo, than: &PeerInfo) -> bool {
     u64::from(rail.bandwidth) > 2 * u64::from(than.bandwidth.max(1))
 }
 
@@ -212,9 +212,10 @@ impl Peer {
 
     /// Divides a message among the rails in proportion to their declared bandwidth.
     ///
-    /// A rail whose part would be less than [`MIN_STRIPE`], or with less than half of the largest
-    /// bandwidth, carries nothing: rails that differ that much share a link, such as raw Ethernet
-    /// and UDP. The rail of the largest bandwidth carries the remainder.
+    /// A rail whose part would be less than [`MIN_STRIPE`] carries nothing, and neither does a
+    /// primary rail with less than half of the largest bandwidth: rails that differ that much share
+    /// a link, such as raw Ethernet and UDP. The rail of the largest bandwidth carries the
+    /// remainder.
     pub(crate) fn shares(&self, length: usize) -> [usize; MAX_RAILS] {
         let mut shares = [0; MAX_RAILS];
         let bandwidth = |rail: &Rail| u64::from(rail.info.bandwidth.max(1));

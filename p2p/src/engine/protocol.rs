@@ -65,10 +65,6 @@ pub(crate) struct Protocol {
     pub(super) active: VecDeque<PeerId>,
     /// Number of peers that are being reached.
     pub(super) reaching: usize,
-    /// Receives of this length or more may be published.
-    pub(super) publish_from: usize,
-    /// Number of posted receives that are not published.
-    pub(super) private: usize,
     pub(super) skew: Skew,
     /// Limit for unexpected messages in bytes, and the number of peers held back for it.
     pub(super) limit: usize,
@@ -78,22 +74,11 @@ pub(crate) struct Protocol {
 }
 
 impl Protocol {
-    /// Creates the state. `posted_receives` states that a transport supports them.
-    pub(crate) fn new(
-        own: PeerId,
-        peers: Peers,
-        posted_receives: bool,
-        config: Config,
-    ) -> Protocol {
+    /// Creates the state.
+    pub(crate) fn new(own: PeerId, peers: Peers, config: Config) -> Protocol {
         let size = peers.size();
-        let others = peers.iter().filter(|(_, peer)| !peer.own);
-        let publish_from = others.map(|(_, peer)| peer.one_sided_from).min();
-        let publish_from = publish_from
-            .filter(|_| config.posted_receives && posted_receives)
-            .unwrap_or(usize::MAX);
         Protocol {
             limit: limit(config.unexpected_bytes, size),
-            publish_from,
             peers,
             requests: Slab::with_capacity(256),
             posted: Posted::new(),
@@ -116,7 +101,6 @@ impl Protocol {
             dropping: Vec::new(),
             active: VecDeque::with_capacity(size as usize),
             reaching: 0,
-            private: 0,
             skew: Skew::default(),
             held_back: 0,
             kept: Vec::new(),

@@ -1,7 +1,6 @@
 //! Receives, probes, cancelling, and messages of this rank to itself.
 
 use crate::ids::{PeerId, Selector};
-use btl::{Tx, Withdrawn};
 
 use super::incoming::Origin;
 use super::protocol::Protocol;
@@ -19,7 +18,7 @@ impl Engine {
     /// Posts a receive, or delivers a waiting message to it.
     #[inline]
     pub(crate) fn receive(&mut self, request: Request) -> Result<u64, Error> {
-        let (memory, selector) = (request.memory, request.selector());
+        let selector = request.selector();
         let protocol = &mut self.protocol;
         protocol.check_context(selector.context)?;
         let found = protocol.unexpected.find(&selector);
@@ -38,9 +37,6 @@ impl Engine {
             }
             None => {
                 protocol.posted.post(place_of(key), &selector);
-                if !self.publish(key, memory, &selector) {
-                    self.protocol.private += 1;
-                }
             }
         }
         Ok(key)
@@ -73,11 +69,7 @@ impl Engine {
         let (own, label) = (protocol.own, request.label());
         // SAFETY: the send `key` is not complete.
         let body = unsafe { request.memory.bytes() };
-        // A receive that a message of this rank may match is published only if there is one
-        // transport.
-        let first = self.transports.iter_mut().next();
-        let tx = first.map(|(id, transport)| (&mut *transport.btl as &mut dyn Tx, id));
-        if let Some(receive) = protocol.match_posted(tx, own, label) {
+        if let Some(receive) = protocol.match_posted(own, label) {
             protocol.deliver(receive, own, label, body);
             protocol.end(key, RequestOutcome::Done);
             return;
@@ -104,11 +96,7 @@ impl Engine {
         }
         let request = self.protocol.requests[key];
         match (request.state, request.peer) {
-            (State::Posted, _) => {
-                if !self.withdraw(key, &request) {
-                    return Ok(false);
-                }
-            }
+            (State::Posted, _) => self.protocol.unpost(key, &request),
             (State::Queued, Some(peer)) if request.access == 0 => {
                 self.protocol.peers[peer]
                     .queue
@@ -119,26 +107,14 @@ impl Engine {
         self.protocol.end(key, RequestOutcome::Cancelled);
         Ok(true)
     }
-
-    /// Removes a posted receive from the matching. Returns false if a peer is filling it.
-    pub(super) fn withdraw(&mut self, key: u64, request: &Request) -> bool {
-        let selector = request.selector();
-        self.protocol.posted.remove(place_of(key), &selector);
-        let Some((transport, post)) = request.post else {
-            self.protocol.private -= 1;
-            return true;
-        };
-        let withdrawn = self.transports[transport].btl.withdraw(post);
-        let request = &mut self.protocol.requests[key];
-        match withdrawn {
-            Withdrawn::Yes => request.post = None,
-            Withdrawn::Taken => request.state = State::Claimed,
-        }
-        withdrawn == Withdrawn::Yes
-    }
 }
 
 impl Protocol {
+    /// Removes a posted receive from the matching.
+    pub(super) fn unpost(&mut self, key: u64, request: &Request) {
+        self.posted.remove(place_of(key), &request.selector());
+    }
+
     /// Delivers a waiting message to a receive.
     fn receive_waiting(&mut self, key: u64, entry: u64) {
         let Some(arrived) = self.unexpected.remove(entry) else {

@@ -1,8 +1,6 @@
 //! One send or receive.
 
-use btl::PostId;
-
-use crate::ids::{Destination, Label, PeerId, Selector, TransportId};
+use crate::ids::{Destination, Label, PeerId, Selector};
 use crate::memory::Memory;
 use crate::regions::Refusal;
 
@@ -11,8 +9,6 @@ use crate::regions::Refusal;
 pub(crate) enum State {
     /// Receive without a message.
     Posted,
-    /// Published receive that a peer is filling.
-    Claimed,
     /// Send whose envelope was not sent.
     Queued,
     /// Send whose envelope was sent; the receiver must answer.
@@ -60,8 +56,6 @@ pub(crate) struct Request {
     pub(crate) cookie: Option<u64>,
     /// Length of the message, in bytes.
     pub(crate) length: usize,
-    /// Transport that published the receive, and its id there.
-    pub(crate) post: Option<(TransportId, PostId)>,
     /// Number of its transfer, or 0.
     pub(crate) transfer: u64,
     /// Number of its access to a peer's memory, or 0.
@@ -102,7 +96,6 @@ impl Request {
             data: None,
             cookie: None,
             length: 0,
-            post: None,
             transfer: 0,
             access: 0,
         }

@@ -296,7 +296,7 @@ mod tests {
         let (regions, memory) = crate::regions::tests::leaked(4096, 0, (true, true));
         let own = PeerId::new(0, 1).unwrap();
         let peers = Peers(vec![Peer::own()]);
-        let mut protocol = Protocol::new(own, peers, false, Config::default());
+        let mut protocol = Protocol::new(own, peers, Config::default());
         protocol.open(1, Arc::new(regions));
         let peer = protocol.declare(2, Vec::new()).unwrap();
         (protocol, peer, memory)
@@ -420,7 +420,7 @@ mod tests {
     fn ranks_serve_nothing() {
         let own = PeerId::new(0, 2).unwrap();
         let peers = Peers(vec![Peer::own(), Peer::without_rails(8192)]);
-        let mut protocol = Protocol::new(own, peers, false, Config::default());
+        let mut protocol = Protocol::new(own, peers, Config::default());
         let peer = PeerId::new(1, 2).unwrap();
         assert!(protocol.serve(peer, &WRITE, &[1; 100]).is_err());
     }

@@ -25,7 +25,6 @@ pub(crate) use random::Random;
 pub(crate) fn config(size: u32) -> Config {
     Config {
         local_ranks: size.max(64),
-        posted_receives: true,
         ..Config::default()
     }
 }
@@ -142,36 +141,20 @@ pub(crate) fn all_limits() -> Vec<(&'static str, Limits)> {
     let tight = Limits::tight();
     vec![
         ("everything", all),
-        (
-            "get",
-            Limits {
-                put: false,
-                posted_receives: false,
-                ..all
-            },
-        ),
+        ("get", Limits { put: false, ..all }),
         (
             "get at once",
             Limits {
                 put: false,
-                posted_receives: false,
                 pending: false,
                 ..all
             },
         ),
-        (
-            "put",
-            Limits {
-                get: false,
-                posted_receives: false,
-                ..all
-            },
-        ),
+        ("put", Limits { get: false, ..all }),
         (
             "held",
             Limits {
                 get: false,
-                posted_receives: false,
                 held_from: Some(600),
                 ..all
             },
@@ -180,7 +163,6 @@ pub(crate) fn all_limits() -> Vec<(&'static str, Limits)> {
             "tight held",
             Limits {
                 get: false,
-                posted_receives: false,
                 held_from: Some(20),
                 ..tight
             },
@@ -189,26 +171,16 @@ pub(crate) fn all_limits() -> Vec<(&'static str, Limits)> {
             "put at once",
             Limits {
                 get: false,
-                posted_receives: false,
                 pending: false,
                 ..all
             },
         ),
         ("fragments", all.plain()),
-        (
-            "matched",
-            Limits {
-                get: false,
-                put: false,
-                ..all
-            },
-        ),
         ("tight", tight),
         (
             "tight get",
             Limits {
                 put: false,
-                posted_receives: false,
                 ..tight
             },
         ),
@@ -216,7 +188,6 @@ pub(crate) fn all_limits() -> Vec<(&'static str, Limits)> {
             "tight put",
             Limits {
                 get: false,
-                posted_receives: false,
                 ..tight
             },
         ),

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use btl::{
-    Btl, Capabilities, Events, HeldSends, NoticedPuts, PeerError, PeerInfo, PendingPeers,
-    PostedReceives, Rank, SendError, Tx, Unreachable,
+    Btl, Capabilities, Events, HeldSends, NoticedPuts, PeerError, PeerInfo, PendingPeers, Rank,
+    SendError, Tx, Unreachable,
 };
 use btl_conformance::loopback::{self, Limits, LoopbackBtl};
 use p2p::{Completion, Config, Endpoint, Regions};
@@ -63,7 +63,6 @@ impl Tx for Open {
         self.inner.send(rank, header, body)
     }
 }
-impl PostedReceives for Open {}
 impl HeldSends for Open {}
 impl NoticedPuts for Open {}
 
@@ -171,7 +170,6 @@ pub(crate) fn endpoints_with(
     let limits = Limits {
         get: false,
         put: false,
-        posted_receives: false,
         ..Limits::default()
     };
     let (job, book) = (loopback::job(count, limits), Book::default());

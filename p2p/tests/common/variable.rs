@@ -7,8 +7,8 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use btl::{
-    Btl, Capabilities, Events, HeldSends, NoticedPuts, PeerInfo, PendingPeers, PostedReceives,
-    Rank, SendError, Tx, Unreachable,
+    Btl, Capabilities, Events, HeldSends, NoticedPuts, PeerInfo, PendingPeers, Rank, SendError, Tx,
+    Unreachable,
 };
 use p2p::{Config, P2p, Setup, TransportAddress};
 
@@ -62,8 +62,6 @@ impl Tx for Bare {
         Ok(())
     }
 }
-
-impl PostedReceives for Bare {}
 
 impl HeldSends for Bare {}
 

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use crate::common::{HANG, config, each, loopbacks, pattern, run, start};
 use crate::passed_on::passed_on;
 use btl::{
-    Btl, Events, HeldSends, NoticedPuts, PeerInfo, PendingPeers, PostedReceives, Rank, Region,
-    RegisterError, SendError, Started, Tx, Unreachable,
+    Btl, Events, HeldSends, NoticedPuts, PeerInfo, PendingPeers, Rank, Region, RegisterError,
+    SendError, Started, Tx, Unreachable,
 };
 use btl_conformance::loopback::{self, Limits};
 use p2p::{
@@ -307,8 +307,6 @@ impl Tx for Refusing {
     }
 }
 
-impl PostedReceives for Refusing {}
-
 impl HeldSends for Refusing {}
 
 impl NoticedPuts for Refusing {}
@@ -341,7 +339,6 @@ fn refused_operations_fall_back_to_fragments() {
                 let limits = Limits {
                     get,
                     put: !get,
-                    posted_receives: false,
                     pending,
                     ..Limits::default()
                 };
@@ -487,7 +484,7 @@ fn transports_are_chosen_with_a_reason() {
             "{lines:#?}"
         );
         assert!(
-            line("thin").contains(": not used, 100 MB/s add too little"),
+            line("thin").contains(": not used, 100 MB/s are less than half"),
             "{lines:#?}"
         );
         assert!(

@@ -6,12 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
-use crate::common::{HANG, config, loopbacks, pattern, start};
+use crate::common::{HANG, config, loopbacks, start};
 use crate::passed_on::passed_on;
 use btl::{
-    Btl, Envelope, Events, HeldSends, NoticedPuts, PeerError, PeerInfo, PendingPeers, PostId,
-    PostedDelivery, PostedReceive, PostedReceives, Rank, Region, RegisterError, SendError, Started,
-    Tx, Unreachable, Withdrawn,
+    Btl, Events, HeldSends, NoticedPuts, PeerError, PeerInfo, PendingPeers, Rank, Region,
+    RegisterError, SendError, Started, Tx, Unreachable,
 };
 use btl_conformance::loopback::{self, Limits};
 use p2p::wire::{Header, Sequenced};
@@ -25,8 +24,6 @@ struct Odd {
     quiet: Arc<AtomicBool>,
     /// Number of calls of `drop_peer`.
     asked: Arc<AtomicU32>,
-    /// Envelope reported by filled receives.
-    lie: Option<Envelope>,
     /// The transport reaches no peer.
     unreachable: bool,
 }
@@ -36,33 +33,7 @@ fn odd(inner: Box<dyn Btl>) -> Odd {
         inner,
         quiet: Arc::new(AtomicBool::new(true)),
         asked: Arc::default(),
-        lie: None,
         unreachable: false,
-    }
-}
-
-struct Lying<'a>(&'a mut dyn Events, Option<Envelope>);
-
-impl Events for Lying<'_> {
-    fn message(&mut self, tx: &mut dyn Tx, peer: Rank, header: &[u8], body: &[u8]) {
-        self.0.message(tx, peer, header, body);
-    }
-    fn completed(&mut self, tx: &mut dyn Tx, token: u64, result: Result<(), PeerError>) {
-        self.0.completed(tx, token, result);
-    }
-    fn received(
-        &mut self,
-        tx: &mut dyn Tx,
-        token: u64,
-        peer: Rank,
-        envelope: Envelope,
-        result: Result<usize, PeerError>,
-    ) {
-        self.0
-            .received(tx, token, peer, self.1.unwrap_or(envelope), result);
-    }
-    fn failed(&mut self, tx: &mut dyn Tx, peer: Rank, error: PeerError) {
-        self.0.failed(tx, peer, error);
     }
 }
 
@@ -84,28 +55,6 @@ impl Tx for Odd {
     }
 }
 
-impl PostedReceives for Odd {
-    unsafe fn send_to_posted(
-        &mut self,
-        peer: Rank,
-        envelope: Envelope,
-        local: *const u8,
-        length: usize,
-    ) -> Result<PostedDelivery, SendError> {
-        // SAFETY: guaranteed by the caller.
-        unsafe { self.inner.send_to_posted(peer, envelope, local, length) }
-    }
-
-    fn withdraw(&mut self, post: PostId) -> Withdrawn {
-        self.inner.withdraw(post)
-    }
-
-    unsafe fn post(&mut self, receive: &PostedReceive) -> Option<PostId> {
-        // SAFETY: guaranteed by the caller.
-        unsafe { self.inner.post(receive) }
-    }
-}
-
 impl HeldSends for Odd {}
 
 impl NoticedPuts for Odd {}
@@ -124,7 +73,7 @@ impl Btl for Odd {
         self.inner.add_peer(peer, address)
     }
     fn progress(&mut self, events: &mut dyn Events) -> usize {
-        self.inner.progress(&mut Lying(events, self.lie))
+        self.inner.progress(events)
     }
     unsafe fn register(&mut self, memory: *mut u8, length: usize) -> Result<Region, RegisterError> {
         // SAFETY: guaranteed by the caller.
@@ -190,7 +139,6 @@ fn until(layer: &P2p, what: &str, mut over: impl FnMut() -> bool) {
 fn memory_is_returned_once_the_peer_cannot_write_it() {
     let (layer, mut bare, quiet, asked) = with_bare(Limits {
         get: false,
-        posted_receives: false,
         ..Limits::default()
     });
     let receive = layer.world().irecv_owned(vec![0; 100_000], 1, 1).unwrap();
@@ -307,77 +255,6 @@ fn a_peer_that_waits_for_many_confirmations_need_not_read_them_meanwhile() {
             assert!(begin.elapsed() < HANG, "confirmation {n}");
         };
         assert!(over.is_ok(), "confirmation {n}: {over:?}");
-    }
-}
-
-#[test]
-fn a_fill_that_does_not_match_its_receive_fails_its_sender() {
-    let right = Envelope { context: 0, tag: 5 };
-    let wrong = [
-        Envelope { tag: 6, ..right },
-        Envelope {
-            context: 1,
-            ..right
-        },
-        Envelope { tag: -1, ..right },
-    ];
-    for (lie, any) in [(right, true), (right, false)]
-        .into_iter()
-        .chain(wrong.map(|lie| (lie, lie.tag != 6)))
-    {
-        let [one, two] = <[_; 2]>::try_from(loopback::job(2, Limits::default())).unwrap();
-        let cards = [&one, &two].map(|btl| TransportAddress {
-            transport: "loopback".into(),
-            address: btl.address(),
-        });
-        let start = |rank, btl: Box<dyn Btl>| {
-            let setup = Setup {
-                rank,
-                size: 2,
-                transports: vec![btl],
-                config: config(2),
-            };
-            P2p::start(setup, |peer| Ok(vec![cards[peer as usize].clone()])).unwrap()
-        };
-        let layer = start(
-            0,
-            Box::new(Odd {
-                lie: Some(lie),
-                ..odd(Box::new(one))
-            }),
-        );
-        let other = start(1, Box::new(two));
-        let tag = if any { Tag::Any } else { Tag::Is(5) };
-        let receive = layer.world().irecv_owned(vec![0; 100_000], 1, tag).unwrap();
-        let send = other
-            .world()
-            .isend_owned(pattern(100_000, 1), 0, 5)
-            .unwrap();
-        until(&layer, "the receive", || {
-            other.progress();
-            receive.is_complete().unwrap()
-        });
-        drop(send);
-        assert_eq!(
-            layer.stats().posted_received,
-            u64::from(lie == right),
-            "{lie:?}"
-        );
-        let result = receive.wait().0;
-        if lie == right {
-            assert_eq!(result.unwrap().tag, 5);
-        } else {
-            assert!(
-                matches!(
-                    &result,
-                    Err(Error::PeerFailed {
-                        peer: 1,
-                        error: PeerError::Violation(_)
-                    })
-                ),
-                "{lie:?}: {result:?}"
-            );
-        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::io::IoSlice;
 use std::sync::{Arc, Mutex};
 
 use btl::{Btl, Events, PeerError, PeerInfo, Probe, Rank, SendError, Tx, Unreachable};
-use btl::{HeldSends, NoticedPuts, PendingPeers, PostedReceives};
+use btl::{HeldSends, NoticedPuts, PendingPeers};
 use btl_conformance::loopback::Limits;
 use p2p::{AddressBook, Error, Op, P2p, Setup, Source, Tag, TransportAddress};
 
@@ -81,8 +81,6 @@ impl Tx for Gate {
         self.inner.send(peer, header, body)
     }
 }
-
-impl PostedReceives for Gate {}
 
 impl HeldSends for Gate {}
 

@@ -5,7 +5,7 @@ use std::io::IoSlice;
 use std::sync::{Arc, Mutex};
 
 use btl::{Btl, Events, PeerInfo, Probe, Rank, SendError, Tx, Unreachable};
-use btl::{HeldSends, NoticedPuts, PendingPeers, PostedReceives};
+use btl::{HeldSends, NoticedPuts, PendingPeers};
 use btl_conformance::loopback::Limits;
 use p2p::{NotStarted, P2p, Setup, StartError, TransportAddress};
 
@@ -34,8 +34,6 @@ impl Tx for Slow {
         self.inner.send(peer, header, body)
     }
 }
-
-impl PostedReceives for Slow {}
 
 impl HeldSends for Slow {}
 

@@ -7,13 +7,14 @@ use btl::{Btl, PeerError};
 use btl_conformance::loopback::{Killer, Limits};
 use p2p::{Error, P2p, RailReport, Setup, TransportAddress};
 
-/// Creates two ranks with one rail for each name and bandwidth.
+/// Creates two ranks with one rail for each name and bandwidth. The first is the primary rail.
 fn layers(rails: &[(&'static str, u32)]) -> (Vec<P2p>, Vec<Killer>) {
     let mut transports: Vec<Vec<Box<dyn Btl>>> = vec![Vec::new(), Vec::new()];
     let mut killers = Vec::new();
-    for (name, bandwidth) in rails {
+    for (latency_ns, (name, bandwidth)) in (100..).zip(rails) {
         let limits = Limits {
             name,
+            latency_ns,
             bandwidth: *bandwidth,
             ..Limits::default().plain()
         };
@@ -77,6 +78,35 @@ fn at_most_four_rails_are_used() {
     let unused = layers[0].paths().into_iter().filter(|path| !path.used);
     let reasons: Vec<String> = unused.map(|path| path.reason).collect();
     assert_eq!(reasons, ["4 rails are used already"]);
+}
+
+#[test]
+fn a_rail_that_would_carry_nothing_is_not_used() {
+    // The primary rail is used however slow it is.
+    for (bandwidths, used) in [
+        ([4000, 1000, 1999], [true, false, false]),
+        ([4000, 2000, 600], [true, true, false]),
+        ([1000, 4000, 1500], [true, true, false]),
+        ([100, 4000, 2000], [true, true, true]),
+    ] {
+        let [first, second, third] = bandwidths;
+        let (layers, killers) = layers(&[("one", first), ("two", second), ("three", third)]);
+        let paths = layers[0].paths().into_iter();
+        let paths: Vec<_> = paths.filter(|path| path.transport != "self").collect();
+        let found: Vec<bool> = paths.iter().map(|path| path.used).collect();
+        assert_eq!(found, used, "{bandwidths:?}");
+        for (path, killer) in paths.iter().zip(&killers) {
+            if !path.used {
+                assert!(
+                    path.reason.contains("less than half of the 4000 MB/s"),
+                    "{path}"
+                );
+                killer.kill(1);
+            }
+        }
+        transfer(&layers[..], 1 << 20);
+        assert_eq!(layers[0].stats().failed_peers, 0);
+    }
 }
 
 #[test]

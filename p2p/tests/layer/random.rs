@@ -42,8 +42,6 @@ struct World {
     /// Communicators by context, then by rank.
     comms: Vec<Vec<Comm>>,
     lengths: Vec<usize>,
-    /// Receives are posted before their messages are sent.
-    published: bool,
     sent: Vec<Sent>,
     receives: Vec<Receive>,
     step: u64,
@@ -71,11 +69,8 @@ fn limits(random: &mut Random) -> Limits {
 /// lose one of them.
 fn job(seed: u64, random: &mut Random) -> (Vec<P2p>, Limits) {
     let size = 2 + random.below(3) as u32;
-    let mut limits = limits(random);
-    // Some with long messages and many receives, which can be published to the senders.
-    let published = random.chance(30);
-    limits.posted_receives |= published;
-    let rails = if random.chance(30) && !published {
+    let limits = limits(random);
+    let rails = if random.chance(30) {
         2 + random.below(2)
     } else {
         1
@@ -90,10 +85,7 @@ fn job(seed: u64, random: &mut Random) -> (Vec<P2p>, Limits) {
         };
         for (rank, btl) in loopback::job(size, limits).into_iter().enumerate() {
             let faults = if random.chance(80) {
-                Faults {
-                    no_room: 100,
-                    ..Faults::allowed()
-                }
+                Faults::allowed()
             } else {
                 Faults::default()
             };
@@ -106,7 +98,6 @@ fn job(seed: u64, random: &mut Random) -> (Vec<P2p>, Limits) {
     let config = Config {
         unexpected_bytes: 64 << 10,
         local_ranks: 64,
-        posted_receives: true,
         tuning: Tuning {
             one_sided_part: 1 + random.below(20_000),
             skew_queue: 4,
@@ -159,17 +150,12 @@ impl World {
             ]);
         }
         lengths.push(limits.max_send * 3 + 5);
-        let published = limits.posted_receives && random.chance(60);
-        if published {
-            lengths.retain(|length| *length > limits.one_sided_from);
-        }
         World {
             seed,
             random,
             layers,
             comms,
             lengths,
-            published,
             sent: vec![],
             receives: vec![],
             step: 0,
@@ -217,8 +203,7 @@ impl World {
             self.random.below(self.layers.len()),
             self.random.below(self.layers.len()),
         );
-        let any = if self.published { 10 } else { 40 };
-        let source = if self.random.chance(any) {
+        let source = if self.random.chance(40) {
             Source::Any
         } else {
             Source::Rank(from as u32)
@@ -229,7 +214,7 @@ impl World {
             Tag::Is(self.random.below(3))
         };
         let longest = self.lengths.iter().copied().max().unwrap_or(0);
-        let room = if self.random.chance(if self.published { 95 } else { 70 }) {
+        let room = if self.random.chance(70) {
             longest
         } else {
             *self.random.pick(&self.lengths)
@@ -491,9 +476,8 @@ fn run(seed: u64) -> p2p::Stats {
     for _ in 0..60 + world.random.below(60) {
         world.step += 1;
         match world.random.below(100) {
-            0..15 => world.send(),
-            15..30 if !world.published => world.send(),
-            15..58 => world.any_receive(),
+            0..30 => world.send(),
+            30..58 => world.any_receive(),
             58..63 => world.cancel(),
             63..66 => world.collect(),
             _ => world.progress(),
@@ -525,7 +509,6 @@ fn random_traffic_keeps_the_rules() {
         all.by_get += stats.by_get;
         all.by_put += stats.by_put;
         all.by_fragments += stats.by_fragments;
-        all.posted_received += stats.posted_received;
         all.unexpected += stats.unexpected;
         all.fragments_sent += stats.fragments_sent;
         all.skew_on += stats.skew_on;
@@ -534,7 +517,6 @@ fn random_traffic_keeps_the_rules() {
         all.by_get,
         all.by_put,
         all.by_fragments,
-        all.posted_received,
         all.unexpected,
         all.fragments_sent,
         all.skew_on,

@@ -2,8 +2,8 @@
 
 use super::slot::load_message;
 use super::{
-    CHUNK, FILLED, HELP, Help, INLINE, INLINE_BYTES, Lane, PAIR, PAIR_BYTES, REST, RING,
-    header_line, open_word0, place, word0,
+    CHUNK, HELP, Help, INLINE, INLINE_BYTES, Lane, PAIR, PAIR_BYTES, REST, RING, header_line,
+    open_word0, place, word0,
 };
 use crate::Corruption;
 use crate::layout::{PairHead, Slot};
@@ -48,12 +48,6 @@ pub(crate) enum Found {
     Message(Taken),
     /// The sender copies one of this process's messages and asks for help.
     Help(Help),
-    /// The sender filled a posted receive.
-    Filled {
-        id: u64,
-        length: u64,
-        envelope: u64,
-    },
 }
 
 /// The receiver's end.
@@ -197,13 +191,6 @@ impl Consumer {
                 }
                 let at = chunk * self.stride;
                 (Place::Pool(at + line), at, &self.pool)
-            }
-            FILLED => {
-                return Ok(Found::Filled {
-                    id: first,
-                    length: eight(1),
-                    envelope: eight(2),
-                });
             }
             HELP => {
                 let Ok(id) = u32::try_from(first) else {

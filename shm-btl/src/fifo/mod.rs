@@ -18,7 +18,6 @@
 //! | `PAIR` | header and body, up to 112 bytes, continued after word 0 of the next slot, whose kind is `REST` | in the slots |
 //! | `RING` | word 1 unused, header up to 48 bytes | in the pair's ring |
 //! | `CHUNK` | word 1 the chunk, header as above | in the sender's pool |
-//! | `FILLED` | a posted receive was filled: id, length, envelope | in the receiver's buffer |
 //! | `HELP` | this process copies a long message and asks for help (`coop.rs`): id, from, to, length | in the sender's memory |
 //!
 //! A longer header is in the ring or chunk, in a separate line before the body. Because of the lap
@@ -31,15 +30,13 @@
 //!
 //! # Reuse
 //! The receiver counts the messages whose callbacks have returned. It publishes that count at the
-//! end of a batch, which returns slot, ring and chunk at once. A message into a posted receive
-//! waits for this count as well.
+//! end of a batch, which returns slot, ring and chunk at once.
 //!
 //! # Orderings
 //! - `SYNC POINT slot`: word 0, Release by the sender, Acquire by the receiver: a receiver that
 //!   sees it sees the rest of the message.
 //! - `SYNC POINT consumed`: Release by the receiver, Acquire by the sender: a sender that sees the
-//!   count may write where the receiver has read, and knows that the receiver's callbacks for these
-//!   messages have returned.
+//!   count may write where the receiver has read.
 
 mod consumer;
 mod producer;
@@ -62,10 +59,9 @@ const SLOT_HEADER: usize = 48;
 const INLINE: u8 = 1;
 const RING: u8 = 2;
 const CHUNK: u8 = 3;
-const FILLED: u8 = 4;
-const HELP: u8 = 5;
-const PAIR: u8 = 6;
-const REST: u8 = 7;
+const HELP: u8 = 4;
+const PAIR: u8 = 5;
+const REST: u8 = 6;
 
 /// The slots of a queue. Both sides count its messages from 0.
 #[derive(Debug)]

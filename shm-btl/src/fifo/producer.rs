@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use super::slot::store_message;
 use super::{
-    CHUNK, FILLED, HELP, Help, INLINE, INLINE_BYTES, Lane, PAIR, REST, RING, SLOT_HEADER,
-    header_line, place, word0,
+    CHUNK, HELP, Help, INLINE, INLINE_BYTES, Lane, PAIR, REST, RING, SLOT_HEADER, header_line,
+    place, word0,
 };
 use crate::Corruption;
 use crate::distance::Distance;
@@ -23,8 +23,6 @@ pub(crate) struct Producer {
     /// The peer's words for this process: the number of messages it has consumed.
     theirs: Shared<PairHead>,
     sent: u64,
-    /// Value of `sent` after the last message that can match a receive, unlike `FILLED` and `HELP`.
-    last_message: u64,
     consumed: u64,
     ring_head: u64,
     ring_tail: u64,
@@ -54,7 +52,6 @@ impl Producer {
             mine,
             theirs,
             sent: 0,
-            last_message: 0,
             consumed: 0,
             ring_head: 0,
             ring_tail: 0,
@@ -119,13 +116,6 @@ impl Producer {
         self.has_room(self.lane.slots.len() / 2)
     }
 
-    /// Returns true if the peer has consumed every message: their callbacks have returned (see
-    /// `posted.rs`).
-    pub(crate) fn all_seen(&mut self) -> Result<bool, Corruption> {
-        self.refresh()?;
-        Ok(self.consumed >= self.last_message)
-    }
-
     /// Returns true if the peer has consumed everything sent, as of the last [`Producer::refresh`].
     pub(crate) fn is_idle(&self) -> bool {
         self.consumed == self.sent
@@ -157,9 +147,6 @@ impl Producer {
         // SYNC POINT slot
         self.write_slot(self.sent, lengths, (first, second), Ordering::Release);
         self.sent += 1;
-        if !matches!(kind, FILLED | HELP) {
-            self.last_message = self.sent;
-        }
     }
 
     /// Sends a message of at most [`INLINE_BYTES`] bytes. The caller has checked
@@ -180,7 +167,6 @@ impl Producer {
         self.write_slot(next, (REST, 0, 0), (rest, &[]), Ordering::Relaxed);
         self.publish(PAIR, (header.len(), body.len()), header, front);
         self.sent = next + 1;
-        self.last_message = self.sent;
     }
 
     /// Publishes a slot whose body is elsewhere.
@@ -256,22 +242,12 @@ impl Producer {
         })
     }
 
-    /// Reports that the posted receive `id` was filled by a message of `length` bytes. The caller
-    /// has checked [`Producer::has_room`].
-    pub(crate) fn push_filled(&mut self, id: u64, length: u64, envelope: u64) {
-        self.publish_words(FILLED, [id, length, envelope, 0]);
-    }
-
     /// Asks the peer to help copy one of its messages. The caller has checked
     /// [`Producer::has_room`].
     pub(crate) fn push_help(&mut self, help: Help) {
         let words = [help.id.into(), help.from, help.to, help.length];
-        self.publish_words(HELP, words);
-    }
-
-    fn publish_words(&mut self, kind: u8, words: [u64; 4]) {
         let bytes = words.map(u64::to_ne_bytes);
-        self.publish(kind, (0, 0), bytes.as_flattened(), &[]);
+        self.publish(HELP, (0, 0), bytes.as_flattened(), &[]);
     }
 
     /// Returns the process's own words for this peer.

@@ -23,8 +23,7 @@ impl Btl for ShmBtl {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             get: self.one_copy,
-            put: self.one_copy,
-            posted_receives: self.one_copy && self.open.is_none(),
+            put: false,
             held_from: None,
             blocking: true,
             detects_death: true,
@@ -95,30 +94,24 @@ impl Btl for ShmBtl {
             peer.ending.is_some()
                 || peer.producer.refresh().is_err()
                 || peer.producer.is_idle()
-                || peer.producer.theirs().writing.0.end.load(Ordering::Acquire) == END_OPEN
+                || peer.producer.theirs().end.0.load(Ordering::Acquire) == END_OPEN
         })
     }
 
     fn close(&mut self) {
-        let Some(mut own) = self.own.take() else {
+        let Some(own) = self.own.take() else {
             return;
         };
-        // Posted memory belongs to the caller again, so no peer may write it any more. Wait for a
-        // peer that is copying: the copy is done by the kernel, and short. A stopped or corrupt
-        // peer that does not end it is waited for until a time limit.
+        // Lent memory belongs to the caller again, so no peer may write it any more. Wait for a
+        // peer that helps with a `get`: the copy is done by the kernel, and short. A stopped or
+        // corrupt peer that does not end it is waited for until a time limit.
         own.common.about.0.left.store(1, Ordering::Release);
-        let claimed = own.posted.clear();
-        // SYNC POINT revoke: a peer publishes that it writes before it checks whether this process
-        // has left.
+        // SYNC POINT revoke: comes before the caller uses its memory for something else. A peer
+        // that copies from it checks afterwards whether this process has left.
         fence(Ordering::SeqCst);
         let begin = Instant::now();
         let mut stopped = self.stop_coop(true);
-        while (!stopped
-            || claimed
-                .iter()
-                .any(|id| Self::confirms(&self.peers, None, *id)))
-            && begin.elapsed() < CLOSE_TIMEOUT
-        {
+        while !stopped && begin.elapsed() < CLOSE_TIMEOUT {
             std::thread::yield_now();
             stopped = self.stop_coop(false);
         }

@@ -3,12 +3,11 @@
 use btl::{Events, PeerError, Rank, SendError, Started};
 
 use super::ShmBtl;
-use super::peer::{Peer, PeerState};
+use super::peer::Peer;
 use crate::cma::{self, CmaError};
 use crate::coop::{MAX_CHUNKS, Next, Offer, PLACES, help, place};
 use crate::fifo::Help;
-use crate::layout::PUTTING;
-use shmem::sync::{AtomicU64, Ordering};
+use shmem::sync::AtomicU64;
 
 /// Minimum length for which help is requested: a shorter message is copied before the other side
 /// has started.
@@ -331,14 +330,7 @@ impl ShmBtl {
             stopped &= peer.ending.is_some() && !peer.closed_here || get.is_stopped(peer);
         }
         self.gets = gets;
-        let puts = |entry: &PeerState| {
-            let PeerState::Added(peer) = entry else {
-                return false;
-            };
-            let copying = &peer.producer.theirs().writing.0.copying;
-            copying.load(Ordering::Acquire) == PUTTING
-        };
-        stopped && !self.peers.iter().any(puts)
+        stopped
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use btl::{Envelope, Events, PeerError, Rank};
+use btl::{Events, PeerError, Rank};
 use rustix::event::epoll;
 
 use super::one_sided::BROKEN;
@@ -10,11 +10,7 @@ use super::peer::{Inbound, Peer, PeerState};
 use super::{BATCH, LIVENESS_INTERVAL, PIPE, ShmBtl, coarse_now};
 use crate::fifo::Found;
 use crate::layout::{END_BROKEN, END_REFUSED};
-use crate::posted::decode;
 use shmem::sync::Ordering;
-
-/// Envelope of a receive that failed.
-pub(super) const NO_ENVELOPE: Envelope = Envelope { context: 0, tag: 0 };
 
 impl ShmBtl {
     pub(super) fn deliver(&mut self, events: &mut dyn Events) -> usize {
@@ -43,7 +39,7 @@ impl ShmBtl {
 
     /// Delivers messages of all peers, starting with `first`.
     fn deliver_from(&mut self, first: usize, events: &mut dyn Events) -> usize {
-        // Callbacks send and withdraw, which affects only the rest of self.
+        // Callbacks send, which affects only the rest of self.
         let mut inbound = mem::take(&mut self.inbound);
         let (later, first) = inbound.split_at_mut(first);
         let both = first.iter_mut().chain(later);
@@ -89,11 +85,6 @@ impl ShmBtl {
                         from.consumer.done();
                     }
                 }
-                Ok(Found::Filled {
-                    id,
-                    length,
-                    envelope,
-                }) => self.receive_filled(from.rank, id, length, envelope, events),
                 Ok(Found::Help(help)) => {
                     if self.help_with(from.rank, help) {
                         // Enough work for one call.
@@ -114,30 +105,7 @@ impl ShmBtl {
         self.added(rank).is_some_and(Peer::is_cut_off)
     }
 
-    fn receive_filled(
-        &mut self,
-        rank: Rank,
-        id: u64,
-        length: u64,
-        envelope: u64,
-        events: &mut dyn Events,
-    ) {
-        let Some(own) = &mut self.own else { return };
-        let confirms = |rank, id| Self::confirms(&self.peers, rank, id);
-        match own.posted.filled(id, rank, confirms) {
-            Ok(Some(record)) => {
-                let length = usize::try_from(length).unwrap_or(usize::MAX);
-                events.received(self, record.token, rank, decode(envelope), Ok(length));
-            }
-            Ok(None) => {}
-            Err(what) => {
-                self.end(rank, PeerError::Violation(what.into()));
-            }
-        }
-    }
-
-    /// Detects peers that have died, closed or ended the connection to this process, and claims
-    /// without a claimant.
+    /// Detects peers that have died, closed or ended the connection to this process.
     fn check_peers(&mut self, events: &mut dyn Events) -> usize {
         self.checked_at = coarse_now();
         self.check_now = false;
@@ -152,7 +120,7 @@ impl ShmBtl {
                     peer.ending = Some(PeerError::Left);
                 }
             } else if peer.ending.is_none() {
-                let lost = match peer.producer.theirs().writing.0.end.load(Ordering::Acquire) {
+                let lost = match peer.producer.theirs().end.0.load(Ordering::Acquire) {
                     END_BROKEN => Some(BROKEN),
                     END_REFUSED => Some(
                         "it cannot reach this process's memory, although this process reached its memory",
@@ -175,8 +143,7 @@ impl ShmBtl {
             let rank = self.inbound.swap_remove(index).rank;
             self.start_closing(rank);
         }
-        let ended = self.advance_closing(events) + self.end_lost_claims(events);
-        let ended = ended + self.report_joining(events);
+        let ended = self.advance_closing(events) + self.report_joining(events);
         self.make_places();
         ended
     }
@@ -196,31 +163,6 @@ impl ShmBtl {
                 self.end(rank, PeerError::Died);
             }
         }
-    }
-
-    /// Ends receives whose claim no rank confirms, see `posted.rs`.
-    fn end_lost_claims(&mut self, events: &mut dyn Events) -> usize {
-        let mut ended = 0;
-        while let Some(own) = self.own.as_mut().filter(|own| !own.posted.is_empty()) {
-            let (peers, inbound) = (&self.peers, &self.inbound);
-            let at_work = |rank: Option<Rank>, id| {
-                let stands = Self::confirms(peers, rank, id);
-                // Read after the check above: a claim reported in between is in the queue.
-                let unread = |from: &Inbound| {
-                    rank.is_none_or(|rank| rank == from.rank)
-                        && !matches!(from.consumer.poll(), Ok(None))
-                };
-                stands || inbound.iter().any(unread)
-            };
-            let Some(record) = own.posted.lost_claim(at_work) else {
-                break;
-            };
-            let rank = record.source.unwrap_or(self.config.rank);
-            let error = PeerError::Violation("a receive was claimed and not filled".into());
-            events.received(self, record.token, rank, NO_ENVELOPE, Err(error));
-            ended += 1;
-        }
-        ended
     }
 
     /// Ends sleeping.

@@ -28,13 +28,11 @@ use crate::address::{ShmAddress, sum};
 use crate::attach::allow_others;
 use crate::cma::Probe;
 use crate::config::{ShmConfig, ShmError};
-use crate::layout::{About, CHUNK_STRIDE, Common, Layout, POST_PLACES, PairHead, Slot};
+use crate::layout::{CHUNK_STRIDE, Common, Layout, PairHead, Slot};
 use crate::pool::Pool;
-use crate::posted::PostedQueue;
 use crate::process::{NodeView, start_time};
 use crate::topology::Topology;
-use shmem::sync::Ordering;
-use shmem::{Access, Bytes, LINE, Mapping, Shared, SharedFile, SharedSlice, SleepEpoch};
+use shmem::{Bytes, Mapping, Shared, SharedFile, SharedSlice, SleepEpoch};
 
 use coop::{CoopGet, Helping};
 use open::Open;
@@ -91,10 +89,9 @@ struct Own {
     data: Arc<Mapping>,
     common: Shared<Common>,
     pool: Pool,
-    posted: PostedQueue,
     sleep: SleepEpoch,
-    /// Descriptors named in the address.
-    _files: [OwnedFd; 2],
+    /// Descriptor of the data, named in the address.
+    _file: OwnedFd,
     pipe: (OwnedFd, OwnedFd),
     epoll: OwnedFd,
     /// Memory that peers read and write as a probe.
@@ -130,17 +127,11 @@ impl ShmBtl {
         let no_memory = ShmError::system("creating shared memory (memfd)");
         let (data_file, data) =
             SharedFile::create_private("shm-btl", layout.data_bytes()).map_err(&no_memory)?;
-        let claims_file =
-            SharedFile::create("shm-btl-claims", Layout::claims_bytes()).map_err(&no_memory)?;
-        let claims = claims_file.map(0, claims_file.len(), Access::Write);
-        let claims = claims.map_err(no_memory)?;
-        let (data_fd, claims_fd) = (data_file.into_fd(), claims_file.into_fd());
+        let open = config.identity.map(|identity| Open::new(identity, nonce));
+        let open = open.transpose().map_err(no_memory)?;
+        let data_fd = data_file.into_fd();
         let common = Shared::<Common>::new(&data, 0);
-        for about in [&common.about.0, &Shared::<About>::new(&claims, 0)] {
-            for (word, value) in about.nonce.iter().zip(nonce) {
-                word.store(value, Ordering::Release);
-            }
-        }
+        common.about.0.set_nonce(nonce);
         let pipe = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)
             .map_err(ShmError::system("creating a pipe"))?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
@@ -162,8 +153,8 @@ impl ShmBtl {
             pid,
             started: start_time(pid).map_err(ShmError::system("reading /proc"))?,
             data: number(&data_fd),
-            claims: number(&claims_fd),
             bell: number(&pipe.1),
+            requests: open.as_ref().map(|open| number(open.file())),
             nonce,
             probe: if one_copy { probe.address() } else { 0 },
             no_heavy_fence: !shmem::register_global_fence(),
@@ -180,14 +171,10 @@ impl ShmBtl {
         let own = Own {
             address,
             pool: Pool::new((0..layout.chunks).map(chunk).collect()),
-            posted: PostedQueue::new(
-                common.clone(),
-                SharedSlice::slice(&claims, LINE, POST_PLACES),
-            ),
             sleep: SleepEpoch::default(),
             common,
             data,
-            _files: [data_fd, claims_fd],
+            _file: data_fd,
             pipe,
             epoll,
             _probe: probe,
@@ -197,7 +184,7 @@ impl ShmBtl {
             node,
             topology: Topology::default(),
             layout,
-            open: config.identity.map(|identity| Open::new(identity, &claims)),
+            open,
             address: encoded,
             own: Some(own),
             peers: match config.identity {
@@ -277,21 +264,6 @@ impl ShmBtl {
         SendError::Failed {
             peer: rank,
             error: self.end(rank, PeerError::Violation(corruption.to_string())),
-        }
-    }
-
-    /// Returns true if this rank (or with `None` any rank) confirms that it is filling this
-    /// receive.
-    fn confirms(peers: &[PeerState], rank: Option<Rank>, id: u64) -> bool {
-        let one = |entry: &PeerState| {
-            let PeerState::Added(peer) = entry else {
-                return false;
-            };
-            crate::posted::confirms(peer.producer.theirs(), id)
-        };
-        match rank {
-            Some(rank) => peers.get(rank as usize).is_some_and(one),
-            None => peers.iter().any(one),
         }
     }
 }

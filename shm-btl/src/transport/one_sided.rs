@@ -1,19 +1,13 @@
-//! Messages and one-sided copies: `get`, `put`, and messages into posted receives.
+//! Messages and `get`.
 
 use std::io::IoSlice;
 
-use btl::{
-    Envelope, HeldSends, NoticedPuts, PeerError, PostId, PostedDelivery, PostedReceive,
-    PostedReceives, Rank, SendError, Started, Tx, Withdrawn,
-};
+use btl::{HeldSends, NoticedPuts, PeerError, Rank, SendError, Started, Tx};
 
 use super::peer::Peer;
 use super::{ShmBtl, coarse_now};
 use crate::attach::has_ended;
 use crate::cma::{self, CmaError};
-use crate::layout::PUTTING;
-use crate::posted::{claim, encode, end_copy};
-use shmem::sync::Ordering;
 
 /// Reason of the failure of a peer that has ended the connection to this process.
 pub(super) const BROKEN: &str =
@@ -125,99 +119,6 @@ impl Tx for ShmBtl {
         let result = unsafe { cma::read(peer.pid, local, from, length) };
         let result = peer.copied_from(result);
         self.copied(rank, result)
-    }
-
-    unsafe fn put(
-        &mut self,
-        rank: Rank,
-        local: *const u8,
-        length: usize,
-        key: &[u8],
-        offset: usize,
-        _token: u64,
-    ) -> Result<Started, SendError> {
-        let peer = self.cma_peer(rank)?;
-        let to = remote(peer.nonce, key, offset, length)?;
-        let mine = peer.producer.mine();
-        mine.writing.0.copying.store(PUTTING, Ordering::Release);
-        let result = if peer.has_revoked() {
-            Err(CmaError::Revoked)
-        } else {
-            // SAFETY: guaranteed by the caller.
-            unsafe { cma::write(peer.pid, local, to, length) }
-        };
-        end_copy(mine);
-        self.copied(rank, result)
-    }
-}
-
-impl PostedReceives for ShmBtl {
-    unsafe fn send_to_posted(
-        &mut self,
-        rank: Rank,
-        message: Envelope,
-        local: *const u8,
-        length: usize,
-    ) -> Result<PostedDelivery, SendError> {
-        if self.open.is_some() {
-            return Ok(PostedDelivery::NotPosted);
-        }
-        let me = self.config.rank;
-        let peer = self.cma_peer(rank)?;
-        // The `FILLED` must fit into the queue, so that nothing is claimed that could not be
-        // reported.
-        let room = peer.producer.has_room(1);
-        match room.and_then(|room| Ok((room, peer.producer.all_seen()?))) {
-            Ok((true, true)) => {}
-            Ok((true, false)) => return Ok(PostedDelivery::NotPosted),
-            Ok((false, _)) => {
-                // The peer may sleep with unread requests for help, which wake no peer.
-                peer.ring();
-                return Err(SendError::Busy);
-            }
-            Err(corruption) => return Err(self.broke(rank, corruption)),
-        }
-        let word = encode(message);
-        let view = (&*peer.common, peer.producer.theirs(), &*peer.claims);
-        let Some(claimed) = claim(me, word, peer.producer.mine(), view) else {
-            return Ok(PostedDelivery::NotPosted);
-        };
-        let room = usize::try_from(claimed.length).unwrap_or(usize::MAX);
-        // SAFETY: readable for `length` bytes, as the caller guarantees; at most that many are
-        // read.
-        let result = unsafe { cma::write(peer.pid, local, claimed.address, length.min(room)) };
-        if let Err(error) = result {
-            // The receive is claimed and partly written, and the peer must not wait for it: it
-            // learns that this process ended the connection.
-            let error = self.copy_failed(rank, error);
-            return Err(SendError::Failed { peer: rank, error });
-        }
-        peer.producer.push_filled(claimed.id, length as u64, word);
-        end_copy(peer.producer.mine());
-        peer.ring();
-        Ok(PostedDelivery::Delivered)
-    }
-
-    fn withdraw(&mut self, post: PostId) -> Withdrawn {
-        let Some(own) = &mut self.own else {
-            return Withdrawn::Yes;
-        };
-        let confirms = |rank, id| Self::confirms(&self.peers, rank, id);
-        match own.posted.withdraw(post.0, confirms) {
-            Some(true) | None => Withdrawn::Yes,
-            Some(false) => Withdrawn::Taken,
-        }
-    }
-
-    unsafe fn post(&mut self, receive: &PostedReceive) -> Option<PostId> {
-        if !self.one_copy || self.open.is_some() {
-            return None;
-        }
-        if let Some(rank) = receive.source {
-            self.peer(rank).ok()?;
-        }
-        let own = self.own.as_mut()?;
-        own.posted.post(receive).map(PostId)
     }
 }
 

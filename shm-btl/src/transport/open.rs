@@ -22,6 +22,7 @@
 //! those of an address.
 
 use std::collections::{HashMap, VecDeque};
+use std::io;
 use std::mem;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -34,11 +35,12 @@ use super::{Own, ShmBtl, coarse_now};
 use crate::address::{OpenAddress, ShmAddress};
 use crate::attach::{Files, eligible, has_ended, probe, read_address};
 use crate::layout::{
-    ADDRESS_WORDS, Common, END_BROKEN, Layout, OPEN_PEERS, PairHead, REFUSED, REQUESTS, Requests,
+    ADDRESS_WORDS, About, Common, END_BROKEN, Layout, OPEN_PEERS, PairHead, REFUSED, REQUESTS,
+    Requests,
 };
 use crate::process::NodeView;
 use shmem::sync::{AtomicU64, Ordering};
-use shmem::{Mapping, Shared};
+use shmem::{Access, Shared, SharedFile};
 
 /// Time after which a request that was not answered is repeated.
 const REPEAT: Duration = Duration::from_millis(500);
@@ -46,6 +48,8 @@ const REPEAT: Duration = Duration::from_millis(500);
 /// State of an open transport in addition to that of a rank.
 pub(super) struct Open {
     identity: u64,
+    /// Descriptor of the requests, named in the address.
+    file: OwnedFd,
     pub(super) requests: Shared<Requests>,
     /// Number of requests that were handled.
     seen: u64,
@@ -116,10 +120,15 @@ fn contains(words: &[AtomicU64], identity: u64) -> Option<u32> {
 }
 
 impl Open {
-    pub(super) fn new(identity: u64, claims: &std::sync::Arc<Mapping>) -> Open {
-        Open {
+    /// Creates the memory for requests.
+    pub(super) fn new(identity: u64, nonce: [u64; 2]) -> io::Result<Open> {
+        let file = SharedFile::create("shm-btl-requests", Layout::requests_bytes())?;
+        let map = file.map(0, file.len(), Access::Write)?;
+        Shared::<About>::new(&map, 0).set_nonce(nonce);
+        Ok(Open {
             identity,
-            requests: Shared::new(claims, Layout::REQUESTS_AT),
+            file: file.into_fd(),
+            requests: Shared::new(&map, Layout::REQUESTS_AT),
             seen: 0,
             numbers: HashMap::new(),
             places: HashMap::new(),
@@ -129,7 +138,11 @@ impl Open {
             joining: Vec::new(),
             strangers: VecDeque::new(),
             refusals: 0,
-        }
+        })
+    }
+
+    pub(super) fn file(&self) -> &OwnedFd {
+        &self.file
     }
 
     fn has_requests(&self) -> bool {
@@ -199,8 +212,11 @@ impl Joining {
         let Some(files) = &self.files else {
             return true;
         };
+        let Some(requests) = &files.requests else {
+            return true;
+        };
         let word = u64::from(own.pid) << 32 | u64::from(own.data);
-        if contains(&files.requests.from, word).is_some() {
+        if contains(&requests.from, word).is_some() {
             // The peer has not read the last request yet.
             return true;
         }
@@ -208,9 +224,9 @@ impl Joining {
             let taken = place.compare_exchange(0, word, Ordering::AcqRel, Ordering::Relaxed);
             taken.is_ok()
         };
-        let found = files.requests.from.iter().find(free).is_some();
+        let found = requests.from.iter().find(free).is_some();
         if found {
-            files.requests.count.fetch_add(1, Ordering::AcqRel);
+            requests.count.fetch_add(1, Ordering::AcqRel);
             files.ring();
         }
         found
@@ -259,6 +275,9 @@ impl ShmBtl {
         }
         eligible(&address, 0, self.job, &self.node)?;
         let files = Files::open(&address, &self.layout)?;
+        if files.requests.is_none() {
+            return Err("it is not an open transport".into());
+        }
         // It publishes that it is full after it has assigned its last pair.
         if files.common.full.load(Ordering::Acquire) != 0
             && contains(&files.common.directory, open.identity).is_none()
@@ -375,7 +394,7 @@ impl ShmBtl {
             if let (Some(own), Some(files)) = (&self.own, &joining.files) {
                 let _ = epoll::delete(&own.epoll, &files.pidfd);
                 let head = Shared::<PairHead>::new(&own.data, self.layout.pair_at(joining.place));
-                head.writing.0.end.store(END_BROKEN, Ordering::Release);
+                head.end.0.store(END_BROKEN, Ordering::Release);
                 files.ring();
             }
             self.peers[joining.rank as usize] = PeerState::Closed(error.clone());
@@ -428,8 +447,7 @@ impl ShmBtl {
 /// Resets the words of a pair for the next peer.
 fn clear(own: &Own, layout: &Layout, place: u32) {
     let (head, slots, _) = own.pair(layout, place);
-    let writing = &head.writing.0;
-    let words = [&head.consumed.0, &writing.copying, &writing.end].into_iter();
+    let words = [&head.consumed.0, &head.end.0].into_iter();
     let words = words.chain(&head.offers.0).chain(&head.shares.0);
     for word in words.chain(slots.iter().flat_map(|slot| &slot.0)) {
         word.store(0, Ordering::Release);

@@ -12,10 +12,10 @@ use crate::attach::{Attached, Files, eligible, probe};
 use crate::cma::CmaError;
 use crate::fifo::{Consumer, Producer};
 use crate::layout::{CHUNK_STRIDE, Common, END_OPEN, END_REFUSED, Layout, MAX_MESSAGE, PairHead};
-use crate::posted::is_revoked;
+use crate::revoke::is_revoked;
 use crate::topology::{CpuSet, Relation, allowed};
-use shmem::sync::{AtomicU64, Ordering};
-use shmem::{Fence, PeerSleep, Shared, SharedSlice};
+use shmem::sync::Ordering;
+use shmem::{Fence, PeerSleep, Shared};
 
 /// State of a rank.
 #[derive(Debug)]
@@ -34,7 +34,6 @@ pub(super) struct Peer {
     /// The peer's words for all processes.
     pub(super) common: Shared<Common>,
     pub(super) sleep: PeerSleep,
-    pub(super) claims: SharedSlice<AtomicU64>,
     pub(super) bell: OwnedFd,
     pub(super) pidfd: OwnedFd,
     pub(super) pid: u32,
@@ -49,8 +48,8 @@ pub(super) struct Peer {
     pub(super) ending: Option<PeerError>,
     /// Ended by this process: no message of the peer is delivered any more.
     pub(super) closed_here: bool,
-    /// Time when the peer's permission to copy into this process's memory was revoked (coarse
-    /// clock).
+    /// Time when the peer's permission to copy from and into this process's memory was revoked
+    /// (coarse clock).
     pub(super) revoked_at: Option<Duration>,
     /// Everything that the peer sent is delivered, but its memory is not released yet; see
     /// `teardown.rs`.
@@ -77,7 +76,7 @@ impl Peer {
 
     /// Returns true if the peer has ended the connection or closed, so that it may use its memory
     /// for something else.
-    pub(super) fn has_revoked(&self) -> bool {
+    fn has_revoked(&self) -> bool {
         // SYNC POINT revoke
         is_revoked(self.producer.theirs()) || self.has_left()
     }
@@ -127,7 +126,7 @@ impl ShmBtl {
         };
         if ShmAddress::decode(address).is_ok_and(|address| address.node.boot == self.node.boot) {
             let head = Shared::<PairHead>::new(&own.data, self.layout.pair_at(rank));
-            head.writing.0.end.store(END_REFUSED, Ordering::Release);
+            head.end.0.store(END_REFUSED, Ordering::Release);
         }
     }
 
@@ -151,9 +150,7 @@ impl ShmBtl {
         let address = ShmAddress::decode(address).map_err(|error| error.to_string())?;
         eligible(&address, rank, self.job, &self.node)?;
         let there = Files::open(&address, &self.layout)?.attach(&self.layout, self.config.rank)?;
-        if rank != self.config.rank
-            && there.pair.writing.0.end.load(Ordering::Acquire) == END_REFUSED
-        {
+        if rank != self.config.rank && there.pair.end.0.load(Ordering::Acquire) == END_REFUSED {
             return Err("the peer could not reach this process this way".into());
         }
         let data = epoll::EventData::new_u64(rank.into());
@@ -184,7 +181,7 @@ impl ShmBtl {
         let (mut peer, mut from) = join(own, &self.layout, places, address, there, fence);
         peer.one_sided = one_sided;
         from.rank = rank;
-        let end = &peer.producer.mine().writing.0.end;
+        let end = &peer.producer.mine().end.0;
         end.store(END_OPEN, Ordering::Release);
         self.peers[rank as usize] = PeerState::Added(Box::new(peer));
         self.inbound.push(from);
@@ -251,7 +248,6 @@ fn join(
         producer,
         common: there.common,
         sleep: PeerSleep::new(fence),
-        claims: there.claims,
         bell: there.bell,
         pidfd: there.pidfd,
         pid: address.pid,

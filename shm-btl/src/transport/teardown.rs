@@ -2,17 +2,15 @@
 //! are returned.
 //!
 //! A dead peer copies nothing. A live one that violated the protocol or was dropped by this process
-//! may be in the middle of a copy into this process's memory: into a posted receive, a region, or
-//! the target of a `get` that it helps with. That memory cannot be taken away from it, so this
-//! process revokes its permission and waits:
-//! ```text
-//! this process                          peer, before each copy
-//!   end = BROKEN, offers stopped          copying = id
-//!   fence              SYNC POINT revoke    fence
-//!   copying = 0, no chunk under way?      end = BROKEN? does not copy
-//!     yes: the memory is ours             copying = 0
+//! may be in the middle of a copy:
+//! - *Into this process's memory*, the target of a `get` that it helps with. That memory cannot be
+//!   taken away from it, so this process stops its offers and waits for the chunk under way
+//!   (`coop.rs`).
+//! - *From this process's memory*, by a `get` of its own. It may read what this process writes
+//!   there next, but does not deliver it:
 //!
-//!                                       peer, after each copy of a get
+//! ```text
+//! this process                          peer, after each copy of a get
 //!   end = BROKEN                          fence
 //!   fence              SYNC POINT revoke  end = BROKEN? delivers nothing
 //!   uses its memory for other things
@@ -29,14 +27,13 @@ use std::time::Duration;
 use btl::{Events, PeerError, Rank};
 use rustix::event::epoll;
 
-use super::events::NO_ENVELOPE;
 use super::open::Reader;
 use super::peer::{Peer, PeerState};
 use super::{ShmBtl, coarse_now};
 use crate::attach::has_ended;
 use crate::layout::{END_BROKEN, END_REFUSED};
-use crate::posted::revoke;
 use crate::process::is_stopped;
+use crate::revoke::revoke;
 use shmem::sync::Ordering;
 
 /// Maximum time to wait for a running peer.
@@ -46,7 +43,7 @@ impl Peer {
     /// Returns true if the peer neither copies nor reads any more: it has died, closed, or ended
     /// the connection to this process.
     fn is_gone(&self) -> bool {
-        let end = self.producer.theirs().writing.0.end.load(Ordering::Acquire);
+        let end = self.producer.theirs().end.0.load(Ordering::Acquire);
         matches!(self.ending, Some(PeerError::Died | PeerError::Left))
             || matches!(end, END_BROKEN | END_REFUSED)
             || self.has_left()
@@ -55,7 +52,7 @@ impl Peer {
 }
 
 impl ShmBtl {
-    /// Revokes a peer's permission to copy into this process's memory.
+    /// Revokes a peer's permission to copy from and into this process's memory.
     fn revoke(&mut self, rank: Rank) {
         let Some(PeerState::Added(peer)) = self.peers.get_mut(rank as usize) else {
             return;
@@ -75,10 +72,8 @@ impl ShmBtl {
         let Some(peer) = self.added(rank) else {
             return true;
         };
-        // SYNC POINT revoke
-        let copying = &peer.producer.theirs().writing.0.copying;
         let mut gets = self.gets.iter().filter(|get| get.rank == rank);
-        let at_work = copying.load(Ordering::Acquire) != 0 || gets.any(|get| !get.is_stopped(peer));
+        let at_work = gets.any(|get| !get.is_stopped(peer));
         let overdue = || {
             let since = peer.revoked_at.unwrap_or_else(coarse_now);
             coarse_now().saturating_sub(since) >= STOP_TIMEOUT && !is_stopped(peer.pid)
@@ -113,27 +108,17 @@ impl ShmBtl {
         if !self.has_stopped_writing(rank) {
             return 0;
         }
-        let (Some(own), Some(PeerState::Added(peer))) =
-            (&mut self.own, self.peers.get_mut(rank as usize))
-        else {
+        let Some(peer) = self.added_mut(rank) else {
             return 0;
         };
         if std::mem::replace(&mut peer.reported, true) {
             return 0;
         }
         let error = peer.ending.clone().unwrap_or(PeerError::Died);
-        let mut claimed = Vec::new();
-        let confirmed = |id| crate::posted::confirms(peer.producer.theirs(), id);
-        while let Some(record) = own.posted.taken_by_dead(rank, confirmed) {
-            claimed.push(record.token);
-        }
         self.helping.retain(|helping| helping.rank != rank);
         while let Some(at) = self.gets.iter().position(|get| get.rank == rank) {
             let token = self.gets.remove(at).token;
             events.completed(self, token, Err(error.clone()));
-        }
-        for token in claimed {
-            events.received(self, token, rank, NO_ENVELOPE, Err(error.clone()));
         }
         events.failed(self, rank, error);
         1

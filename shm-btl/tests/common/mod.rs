@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Lines, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use btl::{Btl, Envelope, Events, PeerError, Rank, Tx};
+use btl::{Btl, Events, PeerError, Rank, Tx};
 use shm_btl::{ShmBtl, ShmConfig};
 
 const ROLE: &str = "SHM_BTL_TEST_ROLE";
@@ -133,7 +133,6 @@ pub(crate) fn job(test: &str, here: u32, children: &[&str]) -> (Vec<ShmBtl>, Vec
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) messages: Vec<(Rank, Vec<u8>, Vec<u8>)>,
-    pub(crate) received: Vec<(u64, Rank, Result<usize, PeerError>)>,
     pub(crate) failed: Vec<(Rank, PeerError)>,
     /// Counts messages instead of keeping them.
     pub(crate) forget: bool,
@@ -153,17 +152,6 @@ impl Events for Seen {
 
     fn completed(&mut self, _: &mut dyn Tx, token: u64, _: Result<(), PeerError>) {
         panic!("no operation is pending here: token {token}");
-    }
-
-    fn received(
-        &mut self,
-        _: &mut dyn Tx,
-        token: u64,
-        peer: Rank,
-        _: Envelope,
-        result: Result<usize, PeerError>,
-    ) {
-        self.received.push((token, peer, result));
     }
 
     fn failed(&mut self, _: &mut dyn Tx, peer: Rank, error: PeerError) {

@@ -9,20 +9,12 @@ pub struct Faults {
     pub busy: u16,
     /// A message is held back at its sender for some calls of `progress`.
     pub late_send: u16,
-    /// An event is held back at its receiver for some calls of `progress`. With
-    /// [`Capabilities::posted_receives`](btl::Capabilities::posted_receives) messages are exempt,
-    /// because the sender would count them as seen.
+    /// An event is held back at its receiver for some calls of `progress`.
     pub late_event: u16,
     /// [`Started::Done`](btl::Started::Done) becomes
     /// [`Started::Pending`](btl::Started::Pending), with a late completion.
     pub pending: u16,
-    /// A send to a posted receive returns `NotPosted` although one matches.
-    pub not_posted: u16,
-    /// [`PostedReceives::post`](btl::PostedReceives::post) returns no room. Not in
-    /// [`allowed`](Faults::allowed), because the conformance suite has to post.
-    pub no_room: u16,
-    /// `progress` reports at most one event. Messages are exempt with
-    /// [`Capabilities::posted_receives`](btl::Capabilities::posted_receives).
+    /// `progress` reports at most one event.
     pub one_event: bool,
     /// Flips a bit of an arriving header (hostile).
     pub corrupt: u16,
@@ -41,7 +33,6 @@ impl Faults {
             late_send: 200,
             late_event: 300,
             pending: 500,
-            not_posted: 200,
             one_event: true,
             ..Faults::default()
         }

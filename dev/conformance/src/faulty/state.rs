@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::Faults;
 use crate::rng::Rng;
-use btl::{Envelope, PeerError, PostId, Rank};
+use btl::{PeerError, Rank};
 
 /// Maximum number of messages held back in each direction for each peer.
 pub(super) const HELD: usize = 16;
@@ -13,13 +13,10 @@ pub(super) const HELD: usize = 16;
 pub(super) struct State {
     pub(super) faults: Faults,
     pub(super) rng: Rng,
-    pub(super) matched: bool,
     pub(super) closed: bool,
     pub(super) peers: BTreeMap<Rank, Peer>,
     /// Operations pending at the wrapped transport, by token.
     pub(super) tokens: BTreeMap<u64, Rank>,
-    /// Tokens of the posted receives whose event was not reported.
-    pub(super) posts: BTreeMap<u64, u64>,
     /// Number of faults made.
     pub(super) made: u64,
 }
@@ -47,7 +44,6 @@ pub(super) struct Peer {
 pub(super) enum Held {
     Message(Vec<u8>, Vec<u8>),
     Completed(u64, Result<(), PeerError>),
-    Received(u64, Envelope, Result<usize, PeerError>),
     Failed(PeerError),
 }
 
@@ -97,15 +93,6 @@ impl State {
             }
         }
         done
-    }
-
-    /// Returns whether the event of a filled receive is held back.
-    pub(super) fn holds_post(&self, post: PostId) -> bool {
-        let Some(wanted) = self.posts.get(&post.0) else {
-            return false;
-        };
-        let is = |held: &Held| matches!(held, Held::Received(token, ..) if token == wanted);
-        self.peers.values().any(|peer| peer.held.iter().any(is))
     }
 
     /// Returns a header as a hostile peer might have sent it.

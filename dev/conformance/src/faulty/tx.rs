@@ -4,8 +4,8 @@ use std::io::IoSlice;
 
 use super::state::{HELD, Held, State, lost};
 use btl::{
-    Envelope, Events, HeldSends, MAX_HEADER, NoticedPuts, PostId, PostedDelivery, PostedReceives,
-    Rank, SendError, Started, Tx, Withdrawn, contiguous, gathered_len,
+    Events, HeldSends, MAX_HEADER, NoticedPuts, Rank, SendError, Started, Tx, contiguous,
+    gathered_len,
 };
 
 /// Sending half: the wrapped one with faults.
@@ -19,10 +19,6 @@ impl FaultyTx<'_> {
         match event {
             Held::Message(header, body) => events.message(self, peer, &header, &body),
             Held::Completed(token, result) => events.completed(self, token, result),
-            Held::Received(token, envelope, result) => {
-                self.state.posts.retain(|_, posted| *posted != token);
-                events.received(self, token, peer, envelope, result);
-            }
             Held::Failed(error) => events.failed(self, peer, error),
         }
     }
@@ -136,39 +132,6 @@ impl Tx for FaultyTx<'_> {
         // SAFETY: the caller's promise, handed on.
         let result = unsafe { self.tx.put(peer, local, length, key, offset, token) };
         self.started(peer, token, result)
-    }
-}
-
-impl PostedReceives for FaultyTx<'_> {
-    unsafe fn send_to_posted(
-        &mut self,
-        peer: Rank,
-        envelope: Envelope,
-        local: *const u8,
-        length: usize,
-    ) -> Result<PostedDelivery, SendError> {
-        self.refuse(peer)?;
-        let held = self
-            .state
-            .peers
-            .get(&peer)
-            .is_some_and(|known| !known.out.is_empty());
-        if held || self.state.chance(self.state.faults.not_posted) {
-            return Ok(PostedDelivery::NotPosted);
-        }
-        // SAFETY: the caller's promise, handed on.
-        unsafe { self.tx.send_to_posted(peer, envelope, local, length) }
-    }
-
-    fn withdraw(&mut self, post: PostId) -> Withdrawn {
-        if self.state.holds_post(post) {
-            return Withdrawn::Taken;
-        }
-        let result = self.tx.withdraw(post);
-        if result == Withdrawn::Yes {
-            self.state.posts.remove(&post.0);
-        }
-        result
     }
 }
 

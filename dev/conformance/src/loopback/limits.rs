@@ -31,12 +31,8 @@ pub struct Limits {
     /// `get` and `put` return [`Started::Pending`](btl::Started::Pending) and complete in the next
     /// `progress`; otherwise they return [`Started::Done`](btl::Started::Done).
     pub pending: bool,
-    /// [`Capabilities::posted_receives`](btl::Capabilities::posted_receives).
-    pub posted_receives: bool,
     /// [`Capabilities::held_from`](btl::Capabilities::held_from).
     pub held_from: Option<usize>,
-    /// Maximum number of posted receives of a rank.
-    pub posts: usize,
     /// Maximum number of events of each kind in one `progress`. At least 1.
     pub burst: usize,
 }
@@ -57,17 +53,14 @@ impl Default for Limits {
             put: true,
             one_sided_from: 16384,
             pending: true,
-            posted_receives: true,
             held_from: None,
-            posts: 64,
             burst: 16,
         }
     }
 }
 
 impl Limits {
-    /// Returns minimal limits: short messages, two in transit, four posted receives, one event at a
-    /// time.
+    /// Returns minimal limits: short messages, two in transit, one event at a time.
     #[must_use]
     pub fn tight() -> Limits {
         Limits {
@@ -76,19 +69,17 @@ impl Limits {
             max_send: 1024 + MAX_HEADER,
             entries: 2,
             one_sided_from: 256,
-            posts: 4,
             burst: 1,
             ..Limits::default()
         }
     }
 
-    /// Removes one-sided operations and posted receives.
+    /// Removes one-sided operations and held sends.
     #[must_use]
     pub fn plain(self) -> Limits {
         Limits {
             get: false,
             put: false,
-            posted_receives: false,
             held_from: None,
             ..self
         }

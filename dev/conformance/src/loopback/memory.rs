@@ -2,7 +2,7 @@
 //! transport.
 
 /// A piece of memory that its owner has lent to the transport by contract ([`btl::Btl::register`],
-/// [`btl::PostedReceives::post`], [`btl::Tx::get`], [`btl::Tx::put`]).
+/// [`btl::Tx::get`], [`btl::Tx::put`]).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Memory {
     pointer: *mut u8,

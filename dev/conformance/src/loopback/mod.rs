@@ -185,7 +185,6 @@ impl Btl for LoopbackBtl {
         Capabilities {
             get: self.limits.get,
             put: self.limits.put,
-            posted_receives: self.limits.posted_receives,
             held_from: self.limits.held_from,
             blocking: self.bell.is_some(),
             detects_death: true,
@@ -225,7 +224,7 @@ impl Btl for LoopbackBtl {
             eager: self.limits.eager,
             eager_skewed: self.limits.eager_skewed,
             max_send: self.limits.max_send,
-            one_sided: self.limits.get || self.limits.put || self.limits.posted_receives,
+            one_sided: self.limits.get || self.limits.put,
             one_sided_from: self.limits.one_sided_from,
             reason: "loopback: within this process".into(),
         })
@@ -237,10 +236,7 @@ impl Btl for LoopbackBtl {
             Err(_) => return 0,
         }
         let operated = self.operate(events) + self.complete_held(events);
-        operated
-            + self.announce_filled(events)
-            + self.deliver(events)
-            + self.announce_failed(events)
+        operated + self.deliver(events) + self.announce_failed(events)
     }
 
     unsafe fn register(&mut self, memory: *mut u8, length: usize) -> Result<Region, RegisterError> {
@@ -283,11 +279,7 @@ impl Btl for LoopbackBtl {
                 return false;
             }
         }
-        let node = world.node(self.rank);
-        if !node.filled.is_empty() {
-            return false;
-        }
-        node.armed = true;
+        world.node(self.rank).armed = true;
         true
     }
 

@@ -1,13 +1,12 @@
-//! Operations that a rank starts: messages, gets and puts, posted receives, held sends.
+//! Operations that a rank starts: messages, gets and puts, held sends.
 
 use std::io::IoSlice;
 
 use super::memory::Memory;
-use super::world::{Packet, Post};
-use super::{KEY, LoopbackBtl, MAGIC, Operation, lock};
+use super::world::Packet;
+use super::{KEY, LoopbackBtl, MAGIC, Operation};
 use btl::{
-    Envelope, HeldSends, MAX_HEADER, NoticedPuts, PendingPeers, PostId, PostedDelivery,
-    PostedReceive, PostedReceives, Rank, SendError, Started, Tx, Withdrawn, contiguous,
+    HeldSends, MAX_HEADER, NoticedPuts, PendingPeers, Rank, SendError, Started, Tx, contiguous,
     gathered_len,
 };
 
@@ -99,7 +98,6 @@ impl Tx for LoopbackBtl {
             header: header.to_vec(),
             body: contiguous(body).into_owned(),
         });
-        lane.sent += 1;
         world.wake(peer);
         Ok(())
     }
@@ -131,58 +129,6 @@ impl Tx for LoopbackBtl {
         // SAFETY: the caller's promise, until completion; a put only reads it.
         let local = unsafe { Memory::source(local, length) };
         self.one_sided(peer, local, key, offset, token, true)
-    }
-}
-
-impl PostedReceives for LoopbackBtl {
-    unsafe fn send_to_posted(
-        &mut self,
-        peer: Rank,
-        envelope: Envelope,
-        local: *const u8,
-        length: usize,
-    ) -> Result<PostedDelivery, SendError> {
-        let mut world = self.open_to(peer)?;
-        if !self.limits.posted_receives {
-            return Err(SendError::Unsupported);
-        }
-        // SAFETY: the caller's promise, during the call.
-        let bytes = unsafe { Memory::source(local, length) };
-        Ok(if world.give(self.rank, peer, envelope, bytes) {
-            PostedDelivery::Delivered
-        } else {
-            PostedDelivery::NotPosted
-        })
-    }
-
-    fn withdraw(&mut self, post: PostId) -> Withdrawn {
-        let mut world = lock(&self.world);
-        let node = world.node(self.rank);
-        if node.filled.iter().any(|filled| filled.id == post.0) {
-            return Withdrawn::Taken;
-        }
-        node.posts.retain(|waiting| waiting.id != post.0);
-        Withdrawn::Yes
-    }
-
-    unsafe fn post(&mut self, receive: &PostedReceive) -> Option<PostId> {
-        let mut world = self.open().ok()?;
-        if !self.limits.posted_receives || world.node(self.rank).posts.len() >= self.limits.posts {
-            return None;
-        }
-        let id = world.name();
-        // SAFETY: the caller's promise, until the event or the withdrawal, which take the lock; so
-        // do closing and dropping.
-        let buffer = unsafe { Memory::new(receive.buffer, receive.length) };
-        world.node(self.rank).posts.push_back(Post {
-            id,
-            source: receive.source,
-            context: receive.context,
-            tag: receive.tag,
-            buffer,
-            token: receive.token,
-        });
-        Some(PostId(id))
     }
 }
 

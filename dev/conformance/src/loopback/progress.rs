@@ -1,7 +1,7 @@
-//! Steps of `progress`: completions, filled receives, messages, failures of peers.
+//! Steps of `progress`: completions, messages, failures of peers.
 
 use super::world::World;
-use super::{LoopbackBtl, Peer, lock};
+use super::{LoopbackBtl, Peer};
 use btl::{Events, PeerError, Rank};
 
 impl LoopbackBtl {
@@ -40,34 +40,6 @@ impl LoopbackBtl {
         count
     }
 
-    pub(super) fn announce_filled(&mut self, events: &mut dyn Events) -> usize {
-        let mut done = 0;
-        while done < self.limits.burst {
-            let Ok(mut world) = self.open() else { break };
-            let Some(at) = world
-                .node(self.rank)
-                .filled
-                .iter()
-                // Events of peers that are not added wait, as messages do.
-                .position(|filled| self.peers[filled.peer as usize] != Peer::Unknown)
-            else {
-                break;
-            };
-            let filled = world.node(self.rank).filled.remove(at);
-            drop(world);
-            let Some(filled) = filled else { break };
-            events.received(
-                self,
-                filled.token,
-                filled.peer,
-                filled.envelope,
-                Ok(filled.length),
-            );
-            done += 1;
-        }
-        done
-    }
-
     pub(super) fn deliver(&mut self, events: &mut dyn Events) -> usize {
         let size = self.peers.len();
         let first = self.turn;
@@ -87,7 +59,6 @@ impl LoopbackBtl {
                 };
                 drop(world);
                 events.message(self, peer as Rank, &packet.header, &packet.body);
-                lock(&self.world).lane(peer as Rank, self.rank).seen += 1;
                 done += 1;
             }
         }
@@ -119,14 +90,6 @@ impl LoopbackBtl {
             return None;
         }
         let error = world.error(self.rank, peer as Rank)?;
-        if world
-            .node(self.rank)
-            .filled
-            .iter()
-            .any(|filled| filled.peer as usize == peer)
-        {
-            return None;
-        }
         world
             .lane(peer as Rank, self.rank)
             .queue

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::memory::{self, Memory};
-use btl::{Envelope, PeerError, Rank};
+use btl::{PeerError, Rank};
 
 /// A message in transit.
 #[derive(Debug)]
@@ -18,10 +18,6 @@ pub(super) struct Packet {
 #[derive(Debug, Default)]
 pub(super) struct Lane {
     pub(super) queue: VecDeque<Packet>,
-    /// Number of messages sent, and of those whose callback has returned. If equal, the receiver
-    /// has seen all.
-    pub(super) sent: u64,
-    pub(super) seen: u64,
     /// `Busy` was returned since the last message was removed.
     pub(super) starved: bool,
 }
@@ -43,37 +39,6 @@ impl State {
     }
 }
 
-/// A posted receive.
-#[derive(Debug)]
-pub(super) struct Post {
-    pub(super) id: u64,
-    pub(super) source: Option<Rank>,
-    pub(super) context: u32,
-    pub(super) tag: Option<i32>,
-    pub(super) buffer: Memory,
-    pub(super) token: u64,
-}
-
-impl Post {
-    fn fits(&self, source: Rank, envelope: Envelope) -> bool {
-        self.context == envelope.context
-            && self.source.is_none_or(|wanted| wanted == source)
-            && self
-                .tag
-                .map_or(envelope.tag >= 0, |wanted| wanted == envelope.tag)
-    }
-}
-
-/// A filled receive whose event is not reported yet.
-#[derive(Debug)]
-pub(super) struct Filled {
-    pub(super) id: u64,
-    pub(super) token: u64,
-    pub(super) peer: Rank,
-    pub(super) envelope: Envelope,
-    pub(super) length: usize,
-}
-
 /// State of a rank.
 #[derive(Debug)]
 pub(super) struct Node {
@@ -82,8 +47,6 @@ pub(super) struct Node {
     pub(super) armed: bool,
     pub(super) rung: bool,
     pub(super) regions: BTreeMap<u64, Memory>,
-    pub(super) posts: VecDeque<Post>,
-    pub(super) filled: VecDeque<Filled>,
 }
 
 /// State of a job.
@@ -107,8 +70,6 @@ impl World {
                 armed: false,
                 rung: false,
                 regions: BTreeMap::new(),
-                posts: VecDeque::new(),
-                filled: VecDeque::new(),
             })
             .collect();
         World {
@@ -223,31 +184,6 @@ impl World {
         Ok(())
     }
 
-    /// Copies bytes to the oldest posted receive that matches.
-    pub(super) fn give(&mut self, from: Rank, to: Rank, envelope: Envelope, bytes: Memory) -> bool {
-        let lane = self.lane(from, to);
-        if lane.seen != lane.sent {
-            return false;
-        }
-        let node = self.node(to);
-        let Some(at) = node.posts.iter().position(|post| post.fits(from, envelope)) else {
-            return false;
-        };
-        let Some(post) = node.posts.remove(at) else {
-            return false;
-        };
-        memory::copy(bytes, post.buffer);
-        node.filled.push_back(Filled {
-            id: post.id,
-            token: post.token,
-            peer: from,
-            envelope,
-            length: bytes.len(),
-        });
-        self.wake(to);
-        true
-    }
-
     /// Ends a rank: its memory becomes inaccessible, its messages remain, messages to it are
     /// dropped.
     pub(super) fn end(&mut self, rank: Rank, state: State) {
@@ -257,8 +193,6 @@ impl World {
         }
         node.state = state;
         node.regions.clear();
-        node.posts.clear();
-        node.filled.clear();
         for other in 0..self.nodes.len() {
             let other = other as Rank;
             self.lane(other, rank).queue.clear();

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::run::Event;
 use super::stream::Streams;
-use btl::{Envelope, Events, MAX_HEADER, PeerError, Rank, Tx};
+use btl::{Events, MAX_HEADER, PeerError, Rank, Tx};
 
 /// A received message.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,19 +17,6 @@ pub struct Got {
     pub body: Vec<u8>,
 }
 
-/// A posted receive that was filled.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Received {
-    /// Token of the post.
-    pub token: u64,
-    /// Rank of the sender.
-    pub peer: Rank,
-    /// Envelope of the message.
-    pub envelope: Envelope,
-    /// Bytes sent.
-    pub result: Result<usize, PeerError>,
-}
-
 /// Events of a rank, and the first violation of the contract.
 #[derive(Debug, Default)]
 pub struct Log {
@@ -38,8 +25,6 @@ pub struct Log {
     pub messages: VecDeque<Got>,
     /// Completions not yet consumed by the case.
     pub completed: Vec<(u64, Result<(), PeerError>)>,
-    /// Filled receives not yet consumed by the case.
-    pub received: Vec<Received>,
     /// Failures, in order.
     pub failed: Vec<(Rank, PeerError)>,
     /// Number of events.
@@ -48,8 +33,6 @@ pub struct Log {
     pub(super) streams: Streams,
     /// Pending operations and their peers.
     pub(super) pending: BTreeMap<u64, Rank>,
-    /// Posted receives that belong to the transport.
-    pub(super) posted: BTreeMap<u64, ()>,
     pub(super) max_send: usize,
     pub(super) broken: Option<String>,
 }
@@ -111,16 +94,6 @@ impl Log {
         self.completed.push((token, result));
     }
 
-    fn received(&mut self, received: Received) {
-        self.from(received.peer, "a filled receive");
-        if self.posted.remove(&received.token).is_none() {
-            self.blame(format!(
-                "event of a receive that is not posted: {received:?}"
-            ));
-        }
-        self.received.push(received);
-    }
-
     fn failed(&mut self, peer: Rank, error: PeerError) {
         self.from(peer, "a failure");
         let left: Vec<u64> = self
@@ -153,23 +126,6 @@ impl Events for Tap<'_> {
     fn completed(&mut self, tx: &mut dyn Tx, token: u64, result: Result<(), PeerError>) {
         self.log.completed(token, result);
         (self.watch)(tx, Event::Completed(token));
-    }
-
-    fn received(
-        &mut self,
-        tx: &mut dyn Tx,
-        token: u64,
-        peer: Rank,
-        envelope: Envelope,
-        result: Result<usize, PeerError>,
-    ) {
-        self.log.received(Received {
-            token,
-            peer,
-            envelope,
-            result,
-        });
-        (self.watch)(tx, Event::Received(token));
     }
 
     fn failed(&mut self, tx: &mut dyn Tx, peer: Rank, error: PeerError) {

@@ -7,10 +7,7 @@
 use std::sync::Arc;
 
 use super::run::{Failure, Run};
-use btl::{
-    Envelope, PostId, PostedDelivery, PostedReceive, Rank, Region, RegisterError, SendError,
-    Started, Withdrawn,
-};
+use btl::{Rank, Region, RegisterError, SendError, Started};
 
 /// Memory of a case.
 #[derive(Clone, Debug)]
@@ -79,26 +76,6 @@ impl Buffer {
             ))),
         }
     }
-}
-
-/// Selection of a posted receive.
-#[derive(Clone, Copy, Debug)]
-pub struct Wanted {
-    /// Rank of the sender; `None`: any.
-    pub source: Option<Rank>,
-    /// Communication context.
-    pub context: u32,
-    /// Tag; `None`: any that is not negative.
-    pub tag: Option<i32>,
-}
-
-/// A posted receive.
-#[derive(Clone, Copy, Debug)]
-pub struct Posted {
-    /// Identifier given by the transport.
-    pub id: PostId,
-    /// Token given by the case.
-    pub token: u64,
 }
 
 /// Place in a peer's region.
@@ -224,88 +201,6 @@ impl Run {
                 .put_last(remote.peer, local, length, remote.key, remote.offset, token)
         };
         Ok(self.note(remote.peer, token, result))
-    }
-
-    /// Calls [`PostedReceives::post`](btl::PostedReceives::post) for `length` bytes from `at` of a
-    /// buffer, and records the token while it is posted.
-    ///
-    /// # Errors
-    /// The range is outside of the buffer, or there is no room, which skips the case.
-    pub fn post(
-        &mut self,
-        wanted: Wanted,
-        buffer: &Buffer,
-        at: usize,
-        length: usize,
-    ) -> Result<Posted, Failure> {
-        let full = || {
-            Failure::Skipped(format!(
-                "room for {} posted receives only",
-                self.log.posted.len()
-            ))
-        };
-        let full = full();
-        self.try_post(wanted, buffer, at, length)?.ok_or(full)
-    }
-
-    /// Calls [`PostedReceives::post`](btl::PostedReceives::post). Returns `None` if there is no
-    /// room.
-    ///
-    /// # Errors
-    /// The range is outside of the buffer.
-    pub fn try_post(
-        &mut self,
-        wanted: Wanted,
-        buffer: &Buffer,
-        at: usize,
-        length: usize,
-    ) -> Result<Option<Posted>, Failure> {
-        let (token, pointer) = (self.token(), buffer.at(at, length)?);
-        let Wanted {
-            source,
-            context,
-            tag,
-        } = wanted;
-        let receive = PostedReceive {
-            source,
-            context,
-            tag,
-            buffer: pointer,
-            length,
-            token,
-        };
-        // SAFETY: kept by `self.buffers` until the transport is dropped.
-        let post = unsafe { self.btl.post(&receive) };
-        if post.is_some() {
-            self.log.posted.insert(token, ());
-        }
-        Ok(post.map(|id| Posted { id, token }))
-    }
-
-    /// Calls [`PostedReceives::withdraw`](btl::PostedReceives::withdraw).
-    pub fn withdraw(&mut self, post: Posted) -> Withdrawn {
-        let result = self.btl.withdraw(post.id);
-        if result == Withdrawn::Yes {
-            self.log.posted.remove(&post.token);
-        }
-        result
-    }
-
-    /// Calls [`PostedReceives::send_to_posted`](btl::PostedReceives::send_to_posted).
-    ///
-    /// # Errors
-    /// See there.
-    pub fn send_to_posted(
-        &mut self,
-        peer: Rank,
-        envelope: Envelope,
-        bytes: &[u8],
-    ) -> Result<PostedDelivery, SendError> {
-        // SAFETY: a slice, borrowed during the call.
-        unsafe {
-            self.btl
-                .send_to_posted(peer, envelope, bytes.as_ptr(), bytes.len())
-        }
     }
 
     fn note(&mut self, peer: Rank, token: u64, result: Result<Started, SendError>) -> Outcome {

@@ -71,9 +71,9 @@ use std::time::Duration;
 
 pub use self::cases::CASES;
 pub use self::child::{Child, child};
-pub use self::log::{Got, Log, Received};
+pub use self::log::{Got, Log};
 pub use self::meeting::Meeting;
-pub use self::memory::{Buffer, Outcome as Operation, Posted, Remote, Wanted};
+pub use self::memory::{Buffer, Outcome as Operation, Remote};
 pub use self::processes::{ProcessHarness, processes};
 pub use self::report::{Outcome, Report};
 pub use self::run::{Event, Failure, Run};
@@ -107,8 +107,6 @@ pub enum Need {
     Get,
     /// [`Capabilities::put`]
     Put,
-    /// [`Capabilities::posted_receives`]
-    PostedReceives,
     /// [`Capabilities::held_from`]
     Held,
     /// [`Capabilities::blocking`]
@@ -125,7 +123,6 @@ impl Need {
         let (there, name) = match self {
             Need::Get => (capabilities.get, "no capability get"),
             Need::Put => (capabilities.put, "no capability put"),
-            Need::PostedReceives => (capabilities.posted_receives, "no posted receives"),
             Need::Held => (capabilities.held_from.is_some(), "no capability held"),
             Need::Blocking => (capabilities.blocking, "no capability blocking"),
             Need::Death => (capabilities.detects_death, "no capability detects_death"),

@@ -55,8 +55,6 @@ pub enum Event<'a> {
     Message(Rank, &'a [u8], &'a [u8]),
     /// Token of the operation.
     Completed(u64),
-    /// Token of the operation.
-    Received(u64),
     /// Rank of the peer.
     Failed(Rank),
 }
@@ -319,9 +317,9 @@ impl Run {
         if Instant::now() < self.deadline {
             return Ok(());
         }
-        let (pending, posted) = (self.log.pending.len(), self.log.posted.len());
+        let pending = self.log.pending.len();
         Err(Failure::Broken(format!(
-            "time limit reached waiting for {what} ({} events, {pending} pending, {posted} posted, failed: {:?})",
+            "time limit reached waiting for {what} ({} events, {pending} pending, failed: {:?})",
             self.log.events, self.log.failed
         )))
     }

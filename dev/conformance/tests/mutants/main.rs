@@ -59,30 +59,8 @@ const TABLE: &[(Break, &str, &str)] = &[
     (Break::CompletesTwice, "send_held", "not pending"),
     (Break::OffByOne, "self_get", "wrong at byte"),
     (Break::OneRegion, "many_regions", "wrong at byte"),
-    (Break::TakesYoungest, "matched_oldest", ", expected"),
-    (Break::ReportsFillTwice, "matched_oldest", "not posted"),
-    (Break::AnySource, "matched_sources", "does not match"),
-    (Break::NegativeIsAny, "matched_tags", "tag: -1"),
-    (Break::OneContext, "matched_tags", "context: 0"),
-    (
-        Break::WithdrawsNothing,
-        "matched_withdraw",
-        "does not match",
-    ),
-    (Break::TakenIsYes, "matched_withdraw", "returned Yes"),
-    (Break::ReportsRoom, "matched_lengths", "101 bytes into 100"),
-    (Break::Overtakes, "matched_unseen", "does not match"),
-    (
-        Break::SeenTooSoon,
-        "matched_callback",
-        "a younger message arrived first",
-    ),
-    (Break::TakenIsYes, "matched_race", "not posted"),
-    (Break::AnySource, "matched_self", "a filled receive"),
-    (Break::LeaksPosts, "matched_full", "room for"),
     (Break::NeverArmed, "wake", "was not woken"),
     (Break::AlwaysReadable, "wake_quiet", "sleep once"),
-    (Break::NeverArmed, "wake_by_match", "was not woken"),
     (Break::NeverArmed, "wake_by_leaving", "was not woken"),
     (Break::NeverArmed, "wake_by_death", "was not woken"),
     (Break::NeverCompletes, "wake_by_completion", "pending"),
@@ -140,12 +118,6 @@ const TABLE: &[(Break, &str, &str)] = &[
     ),
     (Break::ForgetsCompletion, "death_mid_get", "were pending"),
     (Break::LeftIsDied, "left_mid_get", "closed gracefully: Died"),
-    (Break::NeverFails, "death_of_poster", "time limit"),
-    (
-        Break::ForgetsReceived,
-        "death_of_matched_sender",
-        "time limit",
-    ),
     (
         Break::AllFail,
         "death_of_many",
@@ -163,7 +135,6 @@ const TABLE: &[(Break, &str, &str)] = &[
         "drop_peer_mid_put",
         "written by a dropped peer",
     ),
-    (Break::DropsNothing, "drop_peer_mid_matched", "time limit"),
 ];
 
 /// A fault, the case that detects it, and words of its report.
@@ -191,8 +162,7 @@ impl Harness for Broken {
 
     fn options(&self) -> Options {
         // Faults that make a case hang take the whole time limit; any other fails early.
-        let endless =
-            self.2.contains("time limit") || ["pending", "a filled receive"].contains(&self.2);
+        let endless = self.2.contains("time limit") || self.2 == "pending";
         let limit = std::time::Duration::from_secs(if endless { 3 } else { 30 });
         Options {
             only: Some(self.1),

@@ -6,12 +6,10 @@ mod spoiler;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
 
 use btl::{
-    Btl, Envelope, Events, HeldSends, NoticedPuts, PeerError, PeerInfo, PendingPeers, PostId,
-    PostedDelivery, PostedReceive, PostedReceives, Rank, Region, RegisterError, SendError, Started,
-    Tx, Unreachable, Withdrawn, contiguous,
+    Btl, Events, HeldSends, NoticedPuts, PeerError, PeerInfo, PendingPeers, Rank, Region,
+    RegisterError, SendError, Started, Tx, Unreachable, contiguous,
 };
 use btl_conformance::forward;
 use btl_conformance::loopback::LoopbackBtl;
@@ -43,9 +41,6 @@ struct State {
     late: Vec<LatePut>,
     /// Held bodies that are read too late: peer, header, address, length.
     held: Vec<(Rank, Vec<u8>, usize, usize)>,
-    /// Posts by the identifier returned: the receive, and the loopback's identifier.
-    posts: BTreeMap<u64, (Receive, PostId)>,
-    leaked: usize,
     region: u64,
 }
 
@@ -59,12 +54,6 @@ struct LatePut {
     wait: u32,
     reported: bool,
 }
-
-#[derive(Clone, Copy, Debug)]
-struct Receive(PostedReceive);
-
-// SAFETY: only handed on to the transport, which may be sent with its posts.
-unsafe impl Send for Receive {}
 
 impl Mutant {
     pub(crate) fn new(inner: LoopbackBtl, fault: Break) -> Mutant {
@@ -84,8 +73,6 @@ impl Mutant {
             key: Vec::new(),
             late: Vec::new(),
             held: Vec::new(),
-            posts: BTreeMap::new(),
-            leaked: 0,
             region: 0,
         };
         let readable = rustix::event::eventfd(1, rustix::event::EventfdFlags::CLOEXEC).unwrap();
@@ -151,13 +138,11 @@ impl Tx for MutantTx<'_> {
                 self.state.out.push_back((peer, spoilt.0, spoilt.1));
                 return Ok(());
             }
-            Break::FlushLies | Break::Overtakes
-                if self.state.out.len() < 16 && header.len() + body.len() <= 65536 =>
-            {
+            Break::FlushLies if self.state.out.len() < 16 && header.len() + body.len() <= 65536 => {
                 self.state.out.push_back((peer, spoilt.0, spoilt.1));
                 return Ok(());
             }
-            Break::FlushLies | Break::Overtakes if self.state.out.len() >= 16 => {
+            Break::FlushLies if self.state.out.len() >= 16 => {
                 return Err(SendError::Busy);
             }
             _ => {}
@@ -247,49 +232,6 @@ impl Tx for MutantTx<'_> {
     }
 }
 
-impl PostedReceives for MutantTx<'_> {
-    unsafe fn send_to_posted(
-        &mut self,
-        peer: Rank,
-        envelope: Envelope,
-        local: *const u8,
-        length: usize,
-    ) -> Result<PostedDelivery, SendError> {
-        let envelope = match self.state.fault {
-            Break::NegativeIsAny => Envelope {
-                tag: envelope.tag.max(0),
-                ..envelope
-            },
-            Break::OneContext => Envelope {
-                context: 1,
-                ..envelope
-            },
-            _ => envelope,
-        };
-        // SAFETY: the caller's promise.
-        unsafe { self.tx.send_to_posted(peer, envelope, local, length) }
-    }
-
-    fn withdraw(&mut self, post: PostId) -> Withdrawn {
-        match self.state.fault {
-            Break::WithdrawsNothing => return Withdrawn::Yes,
-            Break::LeaksPosts => self.state.leaked += 1,
-            _ => {}
-        }
-        let name = self
-            .state
-            .posts
-            .get(&post.0)
-            .map_or(post, |(_, name)| *name);
-        let result = self.tx.withdraw(name);
-        if self.state.fault == Break::TakenIsYes {
-            Withdrawn::Yes
-        } else {
-            result
-        }
-    }
-}
-
 impl HeldSends for MutantTx<'_> {
     unsafe fn send_held(
         &mut self,
@@ -330,33 +272,6 @@ impl NoticedPuts for MutantTx<'_> {
 
 impl Tx for Mutant {
     forward!(tx() => send get put);
-}
-
-impl PostedReceives for Mutant {
-    forward!(tx() => withdraw send_to_posted);
-
-    unsafe fn post(&mut self, receive: &PostedReceive) -> Option<PostId> {
-        if self.state.leaked > 10 {
-            return None;
-        }
-        let mut wanted = *receive;
-        if self.state.fault == Break::AnySource {
-            wanted.source = None;
-        }
-        // SAFETY: the caller's promise.
-        let name = unsafe { self.inner.post(&wanted) }?;
-        if self.state.fault == Break::TakesYoungest {
-            for (receive, old) in self.state.posts.values_mut() {
-                // Posted again after the new one.
-                if *old != PostId(u64::MAX) && self.inner.withdraw(*old) == Withdrawn::Yes {
-                    // SAFETY: it was posted just now.
-                    *old = unsafe { self.inner.post(&receive.0) }.unwrap_or(PostId(u64::MAX));
-                }
-            }
-        }
-        self.state.posts.insert(name.0, (Receive(wanted), name));
-        Some(name)
-    }
 }
 
 impl HeldSends for Mutant {
@@ -450,7 +365,6 @@ impl Btl for Mutant {
         let mut spoiler = Spoiler {
             state: &mut self.state,
             events,
-            later: Vec::new(),
         };
         if spoiler.state.fault == Break::PutsLate {
             // Completions of the wrapper's own puts are not passed on.
@@ -462,11 +376,6 @@ impl Btl for Mutant {
                 0 => break,
                 more => done += more,
             }
-        }
-        let later = spoiler.later;
-        for (peer, header, body) in later {
-            std::thread::sleep(Duration::from_millis(2));
-            events.message(&mut self.tx(), peer, &header, &body);
         }
         if self.state.fault == Break::SaysZero {
             0

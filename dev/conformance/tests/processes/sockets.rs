@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use btl::{
     Btl, Capabilities, Events, HeldSends, MAX_HEADER, NoticedPuts, PeerError, PeerInfo,
-    PendingPeers, PostedReceives, Rank, SendError, Tx, Unreachable, gathered_len,
+    PendingPeers, Rank, SendError, Tx, Unreachable, gathered_len,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::net::{
@@ -193,8 +193,6 @@ impl Tx for SocketBtl {
             .map_err(|_| SendError::Busy)
     }
 }
-
-impl PostedReceives for SocketBtl {}
 
 impl HeldSends for SocketBtl {}
 

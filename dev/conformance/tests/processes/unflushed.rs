@@ -2,9 +2,7 @@
 
 use std::io::IoSlice;
 
-use btl::{
-    Btl, HeldSends, NoticedPuts, PendingPeers, PostedReceives, Rank, SendError, Tx, contiguous,
-};
+use btl::{Btl, HeldSends, NoticedPuts, PendingPeers, Rank, SendError, Tx, contiguous};
 use btl_conformance::forward;
 
 use crate::sockets::SocketBtl;
@@ -42,8 +40,6 @@ impl Tx for Unflushed {
         Ok(())
     }
 }
-
-impl PostedReceives for Unflushed {}
 
 impl HeldSends for Unflushed {}
 

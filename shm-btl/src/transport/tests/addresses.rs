@@ -50,7 +50,7 @@ fn wrong_addresses_are_refused_with_a_reason() {
     );
     expect_word(&refused(|address| address.data = 1_000_000), "No such file");
     expect_word(
-        &refused(|address| address.claims = u32::MAX),
+        &refused(|address| address.requests = Some(u32::MAX)),
         "No such file",
     );
     expect_word(
@@ -61,7 +61,10 @@ fn wrong_addresses_are_refused_with_a_reason() {
         &refused(|address| address.bell = address.data),
         "not its pipe",
     );
-    expect_word(&refused(|address| address.data = address.claims), "length");
+    expect_word(
+        &refused(|address| address.requests = Some(address.data)),
+        "length",
+    );
     expect_word(&refused(|address| address.nonce[1] ^= 1), "nonce");
 }
 

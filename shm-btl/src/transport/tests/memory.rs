@@ -1,6 +1,6 @@
-//! Memory of a transport: mappings of others, posted receives after the end, keys.
+//! Memory of a transport: mappings of others, copies after the end, keys.
 
-use btl::{Btl, PeerError, PostedReceives, SendError, Tx};
+use btl::{Btl, PeerError, SendError, Tx};
 
 use super::help::pair;
 use super::transport;
@@ -27,40 +27,6 @@ fn no_other_mapping_of_the_data_is_writable() {
         "a write"
     );
     assert!(file.set_len(1).is_err(), "a shorter file");
-}
-
-#[test]
-fn receives_of_a_closed_transport_are_not_filled() {
-    let (mut one, mut other) = (transport(0), transport(1));
-    if !one.capabilities().posted_receives {
-        println!("SKIPPED: cross-memory attach is not allowed here");
-        return;
-    }
-    one.add_peer(1, &other.address()).expect("reachable");
-    other.add_peer(0, &one.address()).expect("reachable");
-    let mut buffer = vec![0u8; 100];
-    let receive = btl::PostedReceive {
-        source: None,
-        context: 0,
-        tag: None,
-        buffer: buffer.as_mut_ptr(),
-        length: 100,
-        token: 0,
-    };
-    let envelope = btl::Envelope { context: 0, tag: 1 };
-    // SAFETY: the buffer lives as long as the transport.
-    unsafe { one.post(&receive) }.expect("a place");
-    // SAFETY: as above.
-    unsafe { one.post(&receive) }.expect("a place");
-    // SAFETY: the array is that long.
-    let sent = unsafe { other.send_to_posted(0, envelope, [7u8; 50].as_ptr(), 50) };
-    assert_eq!(sent, Ok(btl::PostedDelivery::Delivered));
-    assert_eq!(buffer[..50], [7; 50]);
-    one.close();
-    // SAFETY: the array is that long.
-    let sent = unsafe { other.send_to_posted(0, envelope, [8u8; 50].as_ptr(), 50) };
-    assert_eq!(sent, Ok(btl::PostedDelivery::NotPosted));
-    assert_eq!(buffer[..50], [7; 50]);
 }
 
 /// Gets a region of another transport that has ended the connection in this way, and has used the

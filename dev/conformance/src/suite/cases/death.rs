@@ -5,7 +5,7 @@ use super::super::{Case, Failure, Need, Remote, Run, Sizes};
 use super::ends::{has_died, has_died_or_gone, has_left};
 use super::life::refuses;
 use super::one_sided::{Operate, share};
-use btl::{Envelope, PostedDelivery, SendError, Started, Withdrawn};
+use btl::{SendError, Started};
 
 const NEEDS: &[Need] = &[Need::Death, Need::Kill];
 
@@ -51,20 +51,6 @@ pub(super) const CASES: &[Case] = &[
         ranks: 3,
         added: true,
         run: mid_put,
-    },
-    Case {
-        name: "death_of_poster",
-        needs: &[Need::PostedReceives, Need::Death, Need::Kill],
-        ranks: 2,
-        added: true,
-        run: poster,
-    },
-    Case {
-        name: "death_of_matched_sender",
-        needs: &[Need::PostedReceives, Need::Death, Need::Kill],
-        ranks: 2,
-        added: true,
-        run: sender,
     },
     Case {
         name: "left_mid_get",
@@ -307,58 +293,6 @@ fn mid_operation(run: &mut Run, operate: Operate, leaves: bool) -> Result<(), Fa
         || format!("after the failure: {result:?}"),
     )?;
     go_on(run, 50)
-}
-
-/// Checks that the posted receives of a dead rank accept no message.
-fn poster(run: &mut Run) -> Result<(), Failure> {
-    super::posted_receives::applies(run)?;
-    if run.rank == 1 {
-        super::posted_receives::post(run, super::posted_receives::ANY, 64)?;
-        super::posted_receives::post(run, super::posted_receives::ANY, 64)?;
-        run.barrier()?;
-        return victim(run, |_| Ok(()));
-    }
-    run.barrier()?;
-    let envelope = Envelope { context: 1, tag: 1 };
-    super::posted_receives::deliver(run, 1, envelope, b"while it lives")?;
-    run.kill(1)?;
-    // Until the failure is reported, the peer may seem alive.
-    while run.log.failure(1).is_none() {
-        match run.send_to_posted(1, envelope, b"too late") {
-            Ok(PostedDelivery::NotPosted | PostedDelivery::Delivered)
-            | Err(SendError::Busy | SendError::Failed { peer: 1, .. }) => {}
-            Err(error) => return Err(error.into()),
-        }
-        run.step()?;
-        run.in_time("the failure of a rank that was killed")?;
-    }
-    has_died(run, 1)?;
-    let result = run.send_to_posted(1, envelope, b"much too late");
-    demand(
-        matches!(result, Err(SendError::Failed { peer: 1, .. })),
-        || format!("after the failure: {result:?}"),
-    )
-}
-
-/// Death of a rank that filled one of two receives: the filled one is reported before the failure,
-/// and the other returns to the poster.
-fn sender(run: &mut Run) -> Result<(), Failure> {
-    super::posted_receives::applies(run)?;
-    if run.rank == 1 {
-        run.barrier()?;
-        super::posted_receives::deliver(run, 0, Envelope { context: 1, tag: 1 }, b"its last")?;
-        return Err(run.die());
-    }
-    let filled = super::posted_receives::post(run, super::posted_receives::ANY, 64)?;
-    let other = super::posted_receives::post(run, super::posted_receives::ANY, 64)?;
-    run.barrier()?;
-    has_died(run, 1)?;
-    let received = super::posted_receives::taken(run, filled.1)?;
-    demand(received.result == Ok(8), || format!("{received:?}"))?;
-    let withdrawn = run.withdraw(other.1);
-    demand(withdrawn == Withdrawn::Yes, || {
-        format!("every sender has died, but withdrawing returned {withdrawn:?}")
-    })
 }
 
 /// Four of six ranks die, one after another.

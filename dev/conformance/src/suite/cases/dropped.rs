@@ -4,11 +4,11 @@
 use std::time::{Duration, Instant};
 
 use super::super::run::demand;
-use super::super::{Buffer, Case, Failure, Need, Posted, Remote, Run, Sizes};
+use super::super::{Buffer, Case, Failure, Need, Remote, Run, Sizes};
 use super::ends::has_left;
 use super::life::refuses;
 use super::one_sided::share;
-use btl::{Envelope, PeerError, PostedDelivery, SendError, Started, Withdrawn};
+use btl::{PeerError, SendError, Started};
 
 pub(super) const CASES: &[Case] = &[
     Case {
@@ -38,13 +38,6 @@ pub(super) const CASES: &[Case] = &[
         ranks: 2,
         added: true,
         run: mid_put,
-    },
-    Case {
-        name: "drop_peer_mid_matched",
-        needs: &[Need::PostedReceives],
-        ranks: 2,
-        added: true,
-        run: mid_matched,
     },
 ];
 
@@ -238,61 +231,4 @@ fn mid_put(run: &mut Run) -> Result<(), Failure> {
         run.in_time("the drop by rank 0")?;
     }
     run.barrier()
-}
-
-/// A dropped peer's messages to receives that are still posted are refused.
-fn mid_matched(run: &mut Run) -> Result<(), Failure> {
-    const LENGTH: usize = 256 << 10;
-    super::posted_receives::applies(run)?;
-    let envelope = Envelope { context: 1, tag: 1 };
-    if run.rank == 1 {
-        let bytes = vec![7; LENGTH];
-        let mut refused = false;
-        run.barrier()?;
-        while !refused {
-            match run.send_to_posted(0, envelope, &bytes) {
-                Ok(PostedDelivery::Delivered | PostedDelivery::NotPosted)
-                | Err(SendError::Busy) => {}
-                Err(SendError::Failed { peer: 0, .. }) => refused = true,
-                Err(error) => return Err(error.into()),
-            }
-            run.step()?;
-            run.in_time("the drop by rank 0")?;
-        }
-        return run.barrier();
-    }
-    let mut posts: Vec<(Posted, Buffer)> = Vec::new();
-    for _ in 0..4 {
-        let buffer = run.buffer(vec![0; LENGTH]);
-        let Some(post) = run.try_post(super::posted_receives::ANY, &buffer, 0, LENGTH)? else {
-            break;
-        };
-        posts.push((post, buffer));
-    }
-    run.barrier()?;
-    run.until("the first filled receive", |run| {
-        !run.log.received.is_empty()
-    })?;
-    drop_peer(run, 1)?;
-    is_lost(run, 1)?;
-    // Posts one more, which no other rank could fill.
-    let late = run.buffer(vec![0; LENGTH]);
-    let late_post = run.try_post(super::posted_receives::ANY, &late, 0, LENGTH)?;
-    let buffers: Vec<Buffer> = posts
-        .iter()
-        .map(|(_, buffer)| buffer.clone())
-        .chain([late])
-        .collect();
-    rests(run, &buffers)?;
-    for post in posts.into_iter().map(|(post, _)| post).chain(late_post) {
-        let over = run
-            .log
-            .received
-            .iter()
-            .any(|received| received.token == post.token);
-        demand(over || run.withdraw(post) == Withdrawn::Yes, || {
-            "filled by a dropped peer".into()
-        })?;
-    }
-    Ok(())
 }

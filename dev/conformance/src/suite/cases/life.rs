@@ -1,10 +1,10 @@
 //! Life cycle: addresses, adding, closing.
 
 use super::super::run::demand;
-use super::super::{Case, Failure, Remote, Run, Sizes, Wanted};
+use super::super::{Case, Failure, Remote, Run, Sizes};
 use super::ends::has_left;
 use super::one_sided::random;
-use btl::{Btl, MAX_ADDRESS, PostId, RegisterError, SendError};
+use btl::{Btl, MAX_ADDRESS, RegisterError, SendError};
 use std::io::IoSlice;
 
 pub(super) const CASES: &[Case] = &[
@@ -216,13 +216,6 @@ fn use_after_close(run: &mut Run) -> Result<(), Failure> {
                 .is_err_and(|error| closed(error, capabilities.put)),
             || format!("put after close: {put:?}"),
         )?;
-        let matched = run.send_to_posted(peer, btl::Envelope { context: 1, tag: 1 }, b"x");
-        demand(
-            matched
-                .clone()
-                .is_err_and(|error| closed(error, capabilities.posted_receives)),
-            || format!("send_to_posted after close: {matched:?}"),
-        )?;
         let register = run.register(&buffer);
         let unsupported =
             register == Err(RegisterError::Unsupported) && !(capabilities.get || capabilities.put);
@@ -230,19 +223,7 @@ fn use_after_close(run: &mut Run) -> Result<(), Failure> {
             register == Err(RegisterError::Closed) || unsupported,
             || format!("register after close: {register:?}"),
         )?;
-        let post = run.try_post(
-            Wanted {
-                source: None,
-                context: 1,
-                tag: None,
-            },
-            &buffer,
-            0,
-            8,
-        )?;
-        demand(post.is_none(), || "post after close".into())?;
         run.btl.deregister(1);
-        let _ = run.btl.withdraw(PostId(1));
         let address = run.addresses[0].clone();
         demand(run.btl.add_peer(0, &address).is_err(), || {
             "add_peer after close".into()

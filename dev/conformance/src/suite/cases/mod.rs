@@ -8,7 +8,6 @@ mod held_sends;
 mod life;
 mod noticed_puts;
 mod one_sided;
-mod posted_receives;
 mod traffic;
 mod wake;
 
@@ -21,7 +20,6 @@ pub const CASES: &[&[Case]] = &[
     one_sided::CASES,
     held_sends::CASES,
     noticed_puts::CASES,
-    posted_receives::CASES,
     wake::CASES,
     life::CASES,
     death::CASES,

@@ -8,8 +8,7 @@ use super::super::run::demand;
 use super::super::{Case, Failure, Need, Remote, Run};
 use super::ends::has_left;
 use super::one_sided::share;
-use super::posted_receives::{ANY, applies, deliver, post, taken};
-use btl::{Envelope, SendError, Started};
+use btl::{SendError, Started};
 
 pub(super) const CASES: &[Case] = &[
     Case {
@@ -32,13 +31,6 @@ pub(super) const CASES: &[Case] = &[
         ranks: 2,
         added: true,
         run: by_completion,
-    },
-    Case {
-        name: "wake_by_match",
-        needs: &[Need::Blocking, Need::PostedReceives],
-        ranks: 2,
-        added: true,
-        run: by_match,
     },
     Case {
         name: "wake_by_leaving",
@@ -191,29 +183,6 @@ fn by_completion(run: &mut Run) -> Result<(), Failure> {
         run.log.completed.clear();
     }
     run.barrier()
-}
-
-/// A filled posted receive wakes a sleeper.
-fn by_match(run: &mut Run) -> Result<(), Failure> {
-    applies(run)?;
-    for round in 0..run.rounds / 8 {
-        if run.rank == 1 {
-            super::basic::expect(run, 0, b"posted", b"")?;
-            if round % 4 == 0 {
-                std::thread::sleep(Duration::from_micros(run.rng.below(300) as u64));
-            }
-            deliver(run, 0, Envelope { context: 1, tag: 0 }, b"wake up")?;
-            continue;
-        }
-        let one = post(run, ANY, 16)?;
-        run.send(1, b"posted", b"")?;
-        asleep_until(run, "a filled receive", false, |run| {
-            !run.log.received.is_empty()
-        })?;
-        let received = taken(run, one.1)?;
-        demand(received.result == Ok(7), || format!("{received:?}"))?;
-    }
-    Ok(())
 }
 
 /// An orderly end of a peer wakes a sleeper.

@@ -1,6 +1,6 @@
 //! Events of the transport, with faults.
 
-use btl::{Envelope, Events, PeerError, Rank, Tx};
+use btl::{Events, PeerError, Rank, Tx};
 
 use super::{Break, MutantTx, State};
 
@@ -8,7 +8,6 @@ use super::{Break, MutantTx, State};
 pub(super) struct Spoiler<'a> {
     pub(super) state: &'a mut State,
     pub(super) events: &'a mut dyn Events,
-    pub(super) later: Vec<(Rank, Vec<u8>, Vec<u8>)>,
 }
 
 impl Spoiler<'_> {
@@ -23,7 +22,6 @@ impl Events for Spoiler<'_> {
         match self.state.fault {
             Break::ServesFew if peer > 3 => return,
             Break::MixesUpPeers if self.state.peers.len() > 2 => from = (peer + 1) % 3,
-            Break::SeenTooSoon => return self.later.push((peer, header.to_vec(), body.to_vec())),
             Break::MessageAfterFailure if peer == 2 => {
                 let held = self
                     .state
@@ -57,33 +55,6 @@ impl Events for Spoiler<'_> {
             _ => {}
         }
         self.events.completed(&mut tx, token, result);
-    }
-
-    fn received(
-        &mut self,
-        tx: &mut dyn Tx,
-        token: u64,
-        peer: Rank,
-        envelope: Envelope,
-        mut result: Result<usize, PeerError>,
-    ) {
-        let mut tx = Self::mutant(self.state, tx);
-        let room = tx
-            .state
-            .posts
-            .values()
-            .find(|(receive, _)| receive.0.token == token)
-            .map(|(receive, _)| receive.0.length);
-        match tx.state.fault {
-            Break::ReportsFillTwice => {
-                self.events
-                    .received(&mut tx, token, peer, envelope, result.clone());
-            }
-            Break::ReportsRoom => result = result.map(|length| length.min(room.unwrap_or(0))),
-            Break::ForgetsReceived => return,
-            _ => {}
-        }
-        self.events.received(&mut tx, token, peer, envelope, result);
     }
 
     fn failed(&mut self, tx: &mut dyn Tx, peer: Rank, mut error: PeerError) {
