@@ -8,16 +8,17 @@ use esp_engine::{
     Command, Engine, EngineConfig, EngineEvent, EngineHandle, EngineSet, LinkConfig, LinkId, Member,
 };
 use esp_proto::secure::SecureConfig;
+use netif::Interface;
 use rustix::process::Gid;
 use sd_notify::NotifyState;
 use tokio::net::{TcpListener, UnixListener};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info, warn};
 
 use crate::auth;
 use crate::claim::{self, InterfaceClaim, SocketClaim, beside};
-use crate::config::{Checksum, Config, LeaseAllow, LeaseOptions, Listen};
+use crate::config::{Checksum, Config, Ethertypes, LeaseAllow, LeaseOptions, Listen};
 use crate::engines::{Engines, SendCommand};
 use crate::error::{Failure, StartError};
 use crate::exporter::{self, Listener, Token};
@@ -67,70 +68,17 @@ pub fn run(settings: &Settings) -> Result<(), Failure> {
 async fn serve(settings: &Settings) -> Result<(), Failure> {
     let config = &settings.config;
     // First, so that no signal is missed.
-    let catch = |kind| signal(kind).map_err(StartError::system("catch signals"));
-    let mut terminate = catch(SignalKind::terminate())?;
-    let mut interrupt = catch(SignalKind::interrupt())?;
-    let mut hangup = catch(SignalKind::hangup())?;
-    let interfaces = settings.find_interfaces()?;
-    let mut claims = Vec::new();
-    for interface in &interfaces {
-        for ethertype in [config.ethertypes.esp, config.ethertypes.edp] {
-            let claim = InterfaceClaim::take(&interface.name, interface.index, ethertype)?;
-            claims.push(claim);
-        }
-    }
-    let group = config
-        .socket
-        .group
-        .as_deref()
-        .map(claim::group)
-        .transpose()?;
-    let udp = settings.find_udp()?;
-    let ethernet = interfaces.iter().cloned().map(LinkConfig::Ethernet);
-    // Leases number the interfaces of raw Ethernet as the engine does, so these come first.
-    let all: Vec<LinkConfig> = ethernet.chain(udp).collect();
-    let secure = auth::load(config)?;
-    let links: Vec<_> = (all.iter())
-        .map(|link| describe(link, secure.is_some()))
-        .collect();
-    let names = links.iter().map(|link| link.name.as_str());
-    let names = names.collect::<Vec<_>>().join(", ");
-    let record = beside(&config.socket.path, ".leases");
-    let lease_groups = config.lease.groups.iter();
-    let lease = LeaseSetup {
-        // Even with leases disabled, so that their programs are refused at once.
-        before: record::load(&record),
-        record: Some(record),
-        options: lease_options(config),
-        // A missing group is not an error, because the default names one that may not exist.
-        groups: lease_groups
-            .filter_map(|name| Some(claim::group(name).ok()?.as_raw()))
-            .collect(),
-        endpoint: settings.endpoint(),
-        interfaces,
-    };
-    let adoption = if claim::was_left(&config.socket.path) {
-        config.lease.grace.0
-    } else {
-        Duration::ZERO
-    };
-    let mut running = start_engines(settings, all, &lease, secure, adoption)?;
-    warn_of_small_buffers();
-    let engines = running.table()?;
-    // The last step that can fail, because programs can then connect.
-    let path = &config.socket.path;
-    let (mut claim, socket) = SocketClaim::take(path, config.socket.mode.0, group)?;
-    let listener = UnixListener::from_std(socket.into())
-        .map_err(StartError::system("watch the control socket"))?;
+    let mut signals = Signals::catch()?;
+    let Opened {
+        interfaces: _interfaces,
+        names,
+        mut running,
+        group,
+        mut claim,
+        listener,
+        node,
+    } = open(settings)?;
 
-    let node = Node::new(NodeOptions {
-        engines,
-        links,
-        limits: config.limits.clone(),
-        rings: config.rings.clone(),
-        patience: PATIENCE,
-        lease,
-    });
     let metrics = start_metrics(config, group, &node).await?;
     tokio::spawn(expire_reservations(Arc::clone(&node), config.lease.grace.0));
     tokio::spawn(Arc::clone(&node).dispatch(running.events));
@@ -145,7 +93,12 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
         tokio::spawn(notify_watchdog(Arc::clone(&node), timeout / 2));
     }
 
-    info!(interfaces = names, socket = %path.display(), "esp-daemon {} is ready", env!("CARGO_PKG_VERSION"));
+    info!(
+        interfaces = names,
+        socket = %config.socket.path.display(),
+        "esp-daemon {} is ready",
+        env!("CARGO_PKG_VERSION")
+    );
     notify(&[
         NotifyState::Ready,
         NotifyState::Status(&format!("serving {names}")),
@@ -154,20 +107,16 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
         tokio::select! {
             biased;
             _ = running.ended.recv() => break Err(ENGINE_STOPPED),
-            _ = terminate.recv() => break Ok(End::Leave),
-            _ = interrupt.recv() => break Ok(End::ForGood),
-            _ = hangup.recv() => {
+            _ = signals.terminate.recv() => break Ok(End::Leave),
+            _ = signals.interrupt.recv() => break Ok(End::ForGood),
+            _ = signals.hangup.recv() => {
                 reload(&node, &running.handles, settings);
             }
         }
     };
+
     info!("stopping");
-    let notified = tokio::task::spawn_blocking(|| notify(&[NotifyState::Stopping]));
-    if tokio::time::timeout(MANAGER, notified).await.is_err() {
-        warn!(
-            "the service manager did not accept the notification that esp-daemon is stopping; stopping anyway"
-        );
-    }
+    notify_stopping().await;
     let leaves = matches!(ended, Ok(End::Leave));
     let result = match ended {
         Ok(end) => stop_engines(&running.handles, end).await,
@@ -190,6 +139,103 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
     }
     drop((claim, metrics));
     result
+}
+
+/// The signals that the daemon handles.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    /// Requests that the config file is read again.
+    hangup: Signal,
+}
+
+impl Signals {
+    fn catch() -> Result<Signals, StartError> {
+        let catch = |kind| signal(kind).map_err(StartError::system("catch signals"));
+        Ok(Signals {
+            terminate: catch(SignalKind::terminate())?,
+            interrupt: catch(SignalKind::interrupt())?,
+            hangup: catch(SignalKind::hangup())?,
+        })
+    }
+}
+
+/// What the daemon has when programs can connect.
+struct Opened {
+    /// Held until the end.
+    interfaces: Vec<InterfaceClaim>,
+    /// Names of all links, for the log.
+    names: String,
+    running: Running,
+    /// Group of the control socket.
+    group: Option<Gid>,
+    /// The control socket.
+    claim: SocketClaim,
+    listener: UnixListener,
+    node: Arc<Node>,
+}
+
+/// Claims the interfaces, starts the engines, and then creates the control socket.
+fn open(settings: &Settings) -> Result<Opened, StartError> {
+    let config = &settings.config;
+    let found = settings.find_interfaces()?;
+    let interfaces = claim_interfaces(&found, &config.ethertypes)?;
+    let group = config
+        .socket
+        .group
+        .as_deref()
+        .map(claim::group)
+        .transpose()?;
+    let udp = settings.find_udp()?;
+    let ethernet = found.iter().cloned().map(LinkConfig::Ethernet);
+    // Leases number the interfaces of raw Ethernet as the engine does, so these come first.
+    let all: Vec<LinkConfig> = ethernet.chain(udp).collect();
+    let secure = auth::load(config)?;
+    let links: Vec<_> = (all.iter())
+        .map(|link| describe(link, secure.is_some()))
+        .collect();
+    let names: Vec<_> = links.iter().map(|link| link.name.as_str()).collect();
+    let names = names.join(", ");
+    let lease = lease_setup(settings, found);
+    let running = start_engines(settings, all, &lease, secure)?;
+    warn_of_small_buffers();
+    let engines = running.table()?;
+    // The last step that can fail, because programs can then connect.
+    let (claim, socket) = SocketClaim::take(&config.socket.path, config.socket.mode.0, group)?;
+    let listener = UnixListener::from_std(socket.into())
+        .map_err(StartError::system("watch the control socket"))?;
+    let node = Node::new(NodeOptions {
+        engines,
+        links,
+        limits: config.limits.clone(),
+        rings: config.rings.clone(),
+        patience: PATIENCE,
+        lease,
+    });
+    Ok(Opened {
+        interfaces,
+        names,
+        running,
+        group,
+        claim,
+        listener,
+        node,
+    })
+}
+
+/// Claims the EtherTypes of each interface.
+fn claim_interfaces(
+    interfaces: &[Interface],
+    ethertypes: &Ethertypes,
+) -> Result<Vec<InterfaceClaim>, StartError> {
+    let mut claims = Vec::new();
+    for interface in interfaces {
+        for ethertype in [ethertypes.esp, ethertypes.edp] {
+            let claim = InterfaceClaim::take(&interface.name, interface.index, ethertype)?;
+            claims.push(claim);
+        }
+    }
+    Ok(claims)
 }
 
 /// Kind of an end on request.
@@ -249,6 +295,25 @@ async fn expire_reservations(node: Arc<Node>, grace: Duration) {
     );
 }
 
+/// Returns the policy of leases, with the leases of the previous daemon.
+fn lease_setup(settings: &Settings, interfaces: Vec<Interface>) -> LeaseSetup {
+    let config = &settings.config;
+    let record = beside(&config.socket.path, ".leases");
+    let groups = config.lease.groups.iter();
+    LeaseSetup {
+        // Even with leases disabled, so that their programs are refused at once.
+        before: record::load(&record),
+        record: Some(record),
+        options: lease_options(config),
+        // A missing group is not an error, because the default names one that may not exist.
+        groups: groups
+            .filter_map(|name| Some(claim::group(name).ok()?.as_raw()))
+            .collect(),
+        endpoint: settings.endpoint(),
+        interfaces,
+    }
+}
+
 /// Returns the policy of leases. A program with a lease sends its packets itself, without
 /// protection.
 fn lease_options(config: &Config) -> LeaseOptions {
@@ -268,8 +333,12 @@ fn start_engines(
     links: Vec<LinkConfig>,
     lease: &LeaseSetup,
     secure: Option<SecureConfig>,
-    adoption: Duration,
 ) -> Result<Running, StartError> {
+    let adoption = if claim::was_left(&settings.config.socket.path) {
+        settings.config.lease.grace.0
+    } else {
+        Duration::ZERO
+    };
     let held = lease.before.iter().filter_map(|entry| {
         let mut interfaces = lease.interfaces.iter();
         let link = interfaces.position(|interface| interface.name == entry.interface)?;
@@ -429,6 +498,16 @@ async fn stop_engines(engines: &[EngineHandle], end: End) -> Result<(), Failure>
 fn notify(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
         warn!(%error, "cannot reach the service manager");
+    }
+}
+
+/// Notifies the service manager that the daemon stops. A failure does not matter.
+async fn notify_stopping() {
+    let notified = tokio::task::spawn_blocking(|| notify(&[NotifyState::Stopping]));
+    if tokio::time::timeout(MANAGER, notified).await.is_err() {
+        warn!(
+            "the service manager did not accept the notification that esp-daemon is stopping; stopping anyway"
+        );
     }
 }
 
