@@ -12,11 +12,11 @@
 //!               node: programs, listeners, ports of each link, users' charges
 //! ```
 //!
-//! [`run`] is one run of the daemon, [`server`] accepts programs, `session` serves one, and
-//! [`node`] is shared by all sessions. Every resource of a program is held by a value that releases
-//! it on drop, so it is released on every path. A panic ends the process (the release profile
-//! aborts; in other builds [`main`] does); the service manager starts a new one, which resets the
-//! peers of lost connections.
+//! [`run`] is one run of the daemon, which `open` starts; [`server`] accepts programs, `session`
+//! serves one, and [`node`] is shared by all sessions. Every resource of a program is held by a
+//! value that releases it on drop, so it is released on every path. A panic ends the process (the
+//! release profile aborts; in other builds [`main`] does); the service manager starts a new one,
+//! which resets the peers of lost connections.
 //!
 //! `docs/daemon.md` is the operator's manual; `docs/threat-model.md` describes the security model.
 #![forbid(unsafe_code)]
@@ -36,6 +36,7 @@ mod exporter;
 mod leases;
 mod links;
 pub mod node;
+mod open;
 mod outbox;
 pub mod peer;
 mod ports;

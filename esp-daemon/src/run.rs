@@ -4,26 +4,21 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use esp_engine::{
-    Command, Engine, EngineConfig, EngineEvent, EngineHandle, EngineSet, LinkConfig, LinkId, Member,
-};
-use esp_proto::secure::SecureConfig;
+use esp_engine::{Command, EngineHandle};
 use rustix::process::Gid;
 use sd_notify::NotifyState;
 use tokio::net::{TcpListener, UnixListener};
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{oneshot, watch};
 use tracing::{error, info, warn};
 
 use crate::auth;
-use crate::claim::{self, InterfaceClaim, SocketClaim, beside};
-use crate::config::{Checksum, Config, LeaseAllow, LeaseOptions, Listen};
-use crate::engines::{Engines, SendCommand};
+use crate::claim::SocketClaim;
+use crate::config::{Config, Listen};
 use crate::error::{Failure, StartError};
 use crate::exporter::{self, Listener, Token};
-use crate::leases::{LeaseSetup, record};
-use crate::links::describe;
-use crate::node::{Node, NodeOptions};
+use crate::node::Node;
+use crate::open::{Opened, open};
 use crate::settings::Settings;
 use crate::telemetry::Telemetry;
 use crate::{peer, server};
@@ -38,8 +33,6 @@ const MANAGER: Duration = Duration::from_secs(1);
 const WORKERS: usize = 2;
 /// Poll interval for the end of programs that may adopt leases.
 const RESERVED_CHECK: Duration = Duration::from_millis(500);
-/// Time within which a program must send Hello, complete a message, or read a reply.
-const PATIENCE: Duration = Duration::from_secs(5);
 /// Failure while running: the engine's thread ended unexpectedly.
 const ENGINE_STOPPED: Failure = Failure::Run(
     "the engine stopped unexpectedly and its connections are lost: restart esp-daemon, and report \
@@ -67,70 +60,17 @@ pub fn run(settings: &Settings) -> Result<(), Failure> {
 async fn serve(settings: &Settings) -> Result<(), Failure> {
     let config = &settings.config;
     // First, so that no signal is missed.
-    let catch = |kind| signal(kind).map_err(StartError::system("catch signals"));
-    let mut terminate = catch(SignalKind::terminate())?;
-    let mut interrupt = catch(SignalKind::interrupt())?;
-    let mut hangup = catch(SignalKind::hangup())?;
-    let interfaces = settings.find_interfaces()?;
-    let mut claims = Vec::new();
-    for interface in &interfaces {
-        for ethertype in [config.ethertypes.esp, config.ethertypes.edp] {
-            let claim = InterfaceClaim::take(&interface.name, interface.index, ethertype)?;
-            claims.push(claim);
-        }
-    }
-    let group = config
-        .socket
-        .group
-        .as_deref()
-        .map(claim::group)
-        .transpose()?;
-    let udp = settings.find_udp()?;
-    let ethernet = interfaces.iter().cloned().map(LinkConfig::Ethernet);
-    // Leases number the interfaces of raw Ethernet as the engine does, so these come first.
-    let all: Vec<LinkConfig> = ethernet.chain(udp).collect();
-    let secure = auth::load(config)?;
-    let links: Vec<_> = (all.iter())
-        .map(|link| describe(link, secure.is_some()))
-        .collect();
-    let names = links.iter().map(|link| link.name.as_str());
-    let names = names.collect::<Vec<_>>().join(", ");
-    let record = beside(&config.socket.path, ".leases");
-    let lease_groups = config.lease.groups.iter();
-    let lease = LeaseSetup {
-        // Even with leases disabled, so that their programs are refused at once.
-        before: record::load(&record),
-        record: Some(record),
-        options: lease_options(config),
-        // A missing group is not an error, because the default names one that may not exist.
-        groups: lease_groups
-            .filter_map(|name| Some(claim::group(name).ok()?.as_raw()))
-            .collect(),
-        endpoint: settings.endpoint(),
-        interfaces,
-    };
-    let adoption = if claim::was_left(&config.socket.path) {
-        config.lease.grace.0
-    } else {
-        Duration::ZERO
-    };
-    let mut running = start_engines(settings, all, &lease, secure, adoption)?;
-    warn_of_small_buffers();
-    let engines = running.table()?;
-    // The last step that can fail, because programs can then connect.
-    let path = &config.socket.path;
-    let (mut claim, socket) = SocketClaim::take(path, config.socket.mode.0, group)?;
-    let listener = UnixListener::from_std(socket.into())
-        .map_err(StartError::system("watch the control socket"))?;
+    let mut signals = Signals::catch()?;
+    let Opened {
+        interfaces: _interfaces,
+        names,
+        mut running,
+        group,
+        mut claim,
+        listener,
+        node,
+    } = open(settings)?;
 
-    let node = Node::new(NodeOptions {
-        engines,
-        links,
-        limits: config.limits.clone(),
-        rings: config.rings.clone(),
-        patience: PATIENCE,
-        lease,
-    });
     let metrics = start_metrics(config, group, &node).await?;
     tokio::spawn(expire_reservations(Arc::clone(&node), config.lease.grace.0));
     tokio::spawn(Arc::clone(&node).dispatch(running.events));
@@ -145,7 +85,12 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
         tokio::spawn(notify_watchdog(Arc::clone(&node), timeout / 2));
     }
 
-    info!(interfaces = names, socket = %path.display(), "esp-daemon {} is ready", env!("CARGO_PKG_VERSION"));
+    info!(
+        interfaces = names,
+        socket = %config.socket.path.display(),
+        "esp-daemon {} is ready",
+        env!("CARGO_PKG_VERSION")
+    );
     notify(&[
         NotifyState::Ready,
         NotifyState::Status(&format!("serving {names}")),
@@ -154,20 +99,16 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
         tokio::select! {
             biased;
             _ = running.ended.recv() => break Err(ENGINE_STOPPED),
-            _ = terminate.recv() => break Ok(End::Leave),
-            _ = interrupt.recv() => break Ok(End::ForGood),
-            _ = hangup.recv() => {
+            _ = signals.terminate.recv() => break Ok(End::Leave),
+            _ = signals.interrupt.recv() => break Ok(End::ForGood),
+            _ = signals.hangup.recv() => {
                 reload(&node, &running.handles, settings);
             }
         }
     };
+
     info!("stopping");
-    let notified = tokio::task::spawn_blocking(|| notify(&[NotifyState::Stopping]));
-    if tokio::time::timeout(MANAGER, notified).await.is_err() {
-        warn!(
-            "the service manager did not accept the notification that esp-daemon is stopping; stopping anyway"
-        );
-    }
+    notify_stopping().await;
     let leaves = matches!(ended, Ok(End::Leave));
     let result = match ended {
         Ok(end) => stop_engines(&running.handles, end).await,
@@ -192,6 +133,25 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
     result
 }
 
+/// The signals that the daemon handles.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    /// Requests that the config file is read again.
+    hangup: Signal,
+}
+
+impl Signals {
+    fn catch() -> Result<Signals, StartError> {
+        let catch = |kind| signal(kind).map_err(StartError::system("catch signals"));
+        Ok(Signals {
+            terminate: catch(SignalKind::terminate())?,
+            interrupt: catch(SignalKind::interrupt())?,
+            hangup: catch(SignalKind::hangup())?,
+        })
+    }
+}
+
 /// Kind of an end on request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
@@ -199,29 +159,6 @@ enum End {
     Leave,
     /// SIGINT: peers and programs are notified.
     ForGood,
-}
-
-struct Running {
-    set: Arc<EngineSet>,
-    handles: Vec<EngineHandle>,
-    events: mpsc::UnboundedReceiver<(u8, EngineEvent)>,
-    /// Receives when an engine's thread has ended.
-    ended: mpsc::Receiver<()>,
-}
-
-impl Running {
-    /// Returns the engines for the sessions.
-    fn table(&self) -> Result<Engines, StartError> {
-        let entry = |handle: &EngineHandle| {
-            let page = handle.page_fd().try_clone_to_owned();
-            let page = page.map_err(StartError::system("pass the engine's page"))?;
-            let handle = handle.clone();
-            let send: SendCommand = Box::new(move |command| handle.send(command));
-            Ok((send, page))
-        };
-        let entries: Result<_, StartError> = self.handles.iter().map(entry).collect();
-        Ok(Engines::new(Arc::clone(&self.set), entries?))
-    }
 }
 
 /// Frees the ports of earlier leases that were not adopted within the grace period.
@@ -247,111 +184,6 @@ async fn expire_reservations(node: Arc<Node>, grace: Duration) {
         expired = (waiting as u64).saturating_sub(adopted),
         "the grace period has ended: freed the ports of leases that were not adopted"
     );
-}
-
-/// Returns the policy of leases. A program with a lease sends its packets itself, without
-/// protection.
-fn lease_options(config: &Config) -> LeaseOptions {
-    let mut options = config.lease.clone();
-    if !config.auth.key_files.is_empty() {
-        info!("no leases: packets are authenticated by the daemon ([auth])");
-        options.allow = LeaseAllow::Off;
-    } else if config.checksum != Checksum::Off {
-        info!("no leases: packets have the daemon's checksum (which does not authenticate them)");
-        options.allow = LeaseAllow::Off;
-    }
-    options
-}
-
-fn start_engines(
-    settings: &Settings,
-    links: Vec<LinkConfig>,
-    lease: &LeaseSetup,
-    secure: Option<SecureConfig>,
-    adoption: Duration,
-) -> Result<Running, StartError> {
-    let held = lease.before.iter().filter_map(|entry| {
-        let mut interfaces = lease.interfaces.iter();
-        let link = interfaces.position(|interface| interface.name == entry.interface)?;
-        Some((LinkId(u16::try_from(link).ok()?), entry.ports.clone()))
-    });
-    let set = EngineSet::new(settings.config.engines.0).map_err(StartError::new)?;
-    let config = EngineConfig {
-        endpoint: settings.endpoint(),
-        links,
-        held: held.collect(),
-        secure,
-        pcap: settings.config.pcap.clone(),
-        adoption,
-        ..EngineConfig::default()
-    };
-    let (to_control, events) = mpsc::unbounded_channel();
-    let (mut engines, mut handles) = (Vec::new(), Vec::new());
-    for engine in 0..set.engines() {
-        let to_control = to_control.clone();
-        let send = move |event| {
-            let _ = to_control.send((engine, event)); // no receiver during the shutdown
-        };
-        let config = EngineConfig {
-            idle: settings.idle(engine),
-            member: Some(Member {
-                set: Arc::clone(&set),
-                engine,
-            }),
-            ..config.clone()
-        };
-        let (engine, handle) = Engine::new(config, Box::new(send)).map_err(StartError::new)?;
-        engines.push(engine);
-        handles.push(handle);
-    }
-    set.connect(handles.clone());
-    let (end, ended) = mpsc::channel(1);
-    for (number, engine) in engines.into_iter().enumerate() {
-        let name = match number {
-            0 => "esp-engine".into(),
-            _ => format!("esp-engine-{number}"),
-        };
-        let end = Ended(end.clone());
-        std::thread::Builder::new()
-            .name(name)
-            .spawn(move || {
-                let _end = end;
-                engine.run();
-            })
-            .map_err(StartError::system("start the engine's thread"))?;
-    }
-    Ok(Running {
-        set,
-        handles,
-        events,
-        ended,
-    })
-}
-
-/// Reports the end of an engine's thread on drop.
-struct Ended(mpsc::Sender<()>);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        let _ = self.0.try_send(()); // the first end suffices
-    }
-}
-
-/// Warns if the kernel grants smaller socket buffers than the engine asks for.
-fn warn_of_small_buffers() {
-    let wanted = netif::WINDOW_BYTES;
-    if let Ok((receive, send)) = netif::granted_buffers(wanted, wanted)
-        && receive.min(send) < wanted
-    {
-        warn!(
-            wanted,
-            receive,
-            send,
-            "small socket buffers: frames of fast senders may be lost; run sysctl -w \
-             net.core.rmem_max=16777216 net.core.wmem_max=16777216, or give the daemon \
-             CAP_NET_ADMIN"
-        );
-    }
 }
 
 /// Serves the metrics, if configured. Returns the claim of a Unix socket.
@@ -429,6 +261,16 @@ async fn stop_engines(engines: &[EngineHandle], end: End) -> Result<(), Failure>
 fn notify(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
         warn!(%error, "cannot reach the service manager");
+    }
+}
+
+/// Notifies the service manager that the daemon stops. A failure does not matter.
+async fn notify_stopping() {
+    let notified = tokio::task::spawn_blocking(|| notify(&[NotifyState::Stopping]));
+    if tokio::time::timeout(MANAGER, notified).await.is_err() {
+        warn!(
+            "the service manager did not accept the notification that esp-daemon is stopping; stopping anyway"
+        );
     }
 }
 

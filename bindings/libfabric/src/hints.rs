@@ -83,6 +83,27 @@ pub(crate) struct Asked {
     pub(crate) remote: bool,
 }
 
+impl Asked {
+    /// Adopts what the attributes of a domain request.
+    fn follow_domain(&mut self, domain: &DomainAttr) {
+        if domain.data_progress == FI_PROGRESS_AUTO || domain.control_progress == FI_PROGRESS_AUTO {
+            self.progress = FI_PROGRESS_AUTO;
+        }
+        self.remote = domain.caps & FI_REMOTE_COMM != 0;
+        if domain.mr_mode == FI_MR_BASIC || domain.mr_mode == FI_MR_SCALABLE {
+            self.mr_mode = domain.mr_mode;
+        }
+        // The strongest model includes the weaker ones, and users expect their own model to be
+        // returned.
+        if domain.threading != 0 {
+            self.threading = domain.threading;
+        }
+        if domain.av_type != 0 {
+            self.av_type = domain.av_type;
+        }
+    }
+}
+
 /// Checks hints. The error names what is not offered.
 ///
 /// # Safety
@@ -106,113 +127,132 @@ pub(crate) unsafe fn check(api: u32, hints: Option<&Info>) -> Result<Asked, &'st
     let Some(hints) = hints else {
         return Ok(asked);
     };
-    if hints.caps & !OFFERED != 0 {
-        return Err("capabilities");
-    }
-    if hints.caps != 0 {
-        asked.caps = hints.caps;
-        let kinds = hints.caps & (FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC);
-        if kinds == 0 {
-            asked.caps |= FI_MSG | FI_TAGGED;
-        }
-        if asked.caps & (FI_MSG | FI_TAGGED) != 0 && hints.caps & DIRECTIONS == 0 {
-            asked.caps |= DIRECTIONS;
-        }
-        if asked.caps & (FI_RMA | FI_ATOMIC) != 0 && hints.caps & ACCESSES == 0 {
-            asked.caps |= ACCESSES;
-        }
-    }
+    asked.caps = capabilities(hints.caps)?;
     if hints.addr_format != 0 && hints.addr_format != PROV_SPECIFIC {
         return Err("an address format");
     }
     // SAFETY: the parts are valid or null, as the caller promises.
-    if let Some(ep) = unsafe { some(hints.ep_attr) } {
-        if ep.kind != FI_EP_UNSPEC && ep.kind != FI_EP_RDM {
-            return Err("an endpoint type other than FI_EP_RDM");
-        }
-        let foreign = ep.protocol != 0 && ep.protocol != PROV_SPECIFIC;
-        if foreign || ep.max_msg_size > MAX_MESSAGE || ep.tx_ctx_cnt > 1 || ep.rx_ctx_cnt > 1 {
-            return Err("a protocol, a length of messages, or several contexts");
-        }
-        if ep.max_order_raw_size > MAX_MESSAGE
-            || ep.max_order_waw_size > MAX_MESSAGE
-            || ep.max_order_war_size > MAX_ATOMIC
-        {
-            return Err("order of longer accesses");
-        }
+    let (ep, tx, rx, domain, fabric) = unsafe {
+        (
+            some(hints.ep_attr),
+            some(hints.tx_attr),
+            some(hints.rx_attr),
+            some(hints.domain_attr),
+            some(hints.fabric_attr),
+        )
+    };
+    if let Some(ep) = ep {
+        check_endpoint(ep)?;
     }
-    // SAFETY: see above.
-    if let Some(tx) = unsafe { some(hints.tx_attr) } {
-        if tx.caps & !OFFERED != 0
-            || tx.op_flags & !TX_FLAGS != 0
-            || tx.msg_order & !ORDER != 0
-            || tx.comp_order != 0
-            || tx.inject_size > INJECT
-            || tx.iov_limit > PARTS
-            || tx.rma_iov_limit > 1
-        {
-            let TxAttr {
-                caps,
-                op_flags,
-                msg_order,
-                comp_order,
-                ..
-            } = tx;
-            host::inform(&format!(
-                "asked of transmission: caps {caps:#x}, flags {op_flags:#x}, order {msg_order:#x}, \
-                 order of completions {comp_order:#x}, inject {}, parts {} and {}",
-                tx.inject_size, tx.iov_limit, tx.rma_iov_limit
-            ));
-            return Err("attributes of transmission");
-        }
+    if let Some(tx) = tx {
+        check_transmission(tx)?;
         asked.tx_flags = tx.op_flags;
     }
-    // SAFETY: see above.
-    if let Some(rx) = unsafe { some(hints.rx_attr) } {
-        if rx.caps & !OFFERED != 0
-            || rx.op_flags & !RX_FLAGS != 0
-            || rx.msg_order & !ORDER != 0
-            || rx.comp_order != 0
-            || rx.iov_limit > PARTS
-        {
-            return Err("attributes of reception");
-        }
+    if let Some(rx) = rx {
+        check_reception(rx)?;
         asked.rx_flags = rx.op_flags;
     }
-    // SAFETY: see above.
-    if let Some(domain) = unsafe { some(hints.domain_attr) } {
-        // SAFETY: a C string.
-        if !unsafe { is_ours(domain.name) } {
-            return Err("another domain");
-        }
-        if domain.data_progress == FI_PROGRESS_AUTO || domain.control_progress == FI_PROGRESS_AUTO {
-            asked.progress = FI_PROGRESS_AUTO;
-        }
-        if domain.cq_data_size > 8 || domain.mr_key_size > 8 || domain.caps & !ALWAYS != 0 {
-            return Err("attributes of the domain");
-        }
-        asked.remote = domain.caps & FI_REMOTE_COMM != 0;
-        asked.mr_mode = match domain.mr_mode {
-            FI_MR_BASIC => FI_MR_BASIC,
-            FI_MR_SCALABLE => FI_MR_SCALABLE,
-            _ => asked.mr_mode,
-        };
-        // The strongest model includes the weaker ones, and users expect their own model to be
-        // returned.
-        if domain.threading != 0 {
-            asked.threading = domain.threading;
-        }
-        if domain.av_type != 0 {
-            asked.av_type = domain.av_type;
-        }
+    if let Some(domain) = domain {
+        // SAFETY: the name is a C string or null.
+        unsafe { check_domain(domain)? };
+        asked.follow_domain(domain);
     }
     // SAFETY: see above.
-    if let Some(fabric) = unsafe { some(hints.fabric_attr) } {
-        // SAFETY: a C string.
-        if !unsafe { is_ours(fabric.name) } {
-            return Err("another fabric");
-        }
+    if fabric.is_some_and(|fabric| !unsafe { is_ours(fabric.name) }) {
+        return Err("another fabric");
     }
     asked.remote |= hints.caps & FI_REMOTE_COMM != 0;
     Ok(asked)
+}
+
+/// Returns the capabilities of an endpoint for those of the hints, which may omit the kinds of
+/// operations and their directions.
+fn capabilities(hinted: u64) -> Result<u64, &'static str> {
+    if hinted & !OFFERED != 0 {
+        return Err("capabilities");
+    }
+    if hinted == 0 {
+        return Ok(PRIMARY);
+    }
+    let mut caps = hinted;
+    if hinted & (FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC) == 0 {
+        caps |= FI_MSG | FI_TAGGED;
+    }
+    if caps & (FI_MSG | FI_TAGGED) != 0 && hinted & DIRECTIONS == 0 {
+        caps |= DIRECTIONS;
+    }
+    if caps & (FI_RMA | FI_ATOMIC) != 0 && hinted & ACCESSES == 0 {
+        caps |= ACCESSES;
+    }
+    Ok(caps)
+}
+
+fn check_endpoint(ep: &EpAttr) -> Result<(), &'static str> {
+    if ep.kind != FI_EP_UNSPEC && ep.kind != FI_EP_RDM {
+        return Err("an endpoint type other than FI_EP_RDM");
+    }
+    let foreign = ep.protocol != 0 && ep.protocol != PROV_SPECIFIC;
+    if foreign || ep.max_msg_size > MAX_MESSAGE || ep.tx_ctx_cnt > 1 || ep.rx_ctx_cnt > 1 {
+        return Err("a protocol, a length of messages, or several contexts");
+    }
+    if ep.max_order_raw_size > MAX_MESSAGE
+        || ep.max_order_waw_size > MAX_MESSAGE
+        || ep.max_order_war_size > MAX_ATOMIC
+    {
+        return Err("order of longer accesses");
+    }
+    Ok(())
+}
+
+fn check_transmission(tx: &TxAttr) -> Result<(), &'static str> {
+    if tx.caps & !OFFERED != 0
+        || tx.op_flags & !TX_FLAGS != 0
+        || tx.msg_order & !ORDER != 0
+        || tx.comp_order != 0
+        || tx.inject_size > INJECT
+        || tx.iov_limit > PARTS
+        || tx.rma_iov_limit > 1
+    {
+        let TxAttr {
+            caps,
+            op_flags,
+            msg_order,
+            comp_order,
+            ..
+        } = tx;
+        host::inform(&format!(
+            "asked of transmission: caps {caps:#x}, flags {op_flags:#x}, order {msg_order:#x}, \
+             order of completions {comp_order:#x}, inject {}, parts {} and {}",
+            tx.inject_size, tx.iov_limit, tx.rma_iov_limit
+        ));
+        return Err("attributes of transmission");
+    }
+    Ok(())
+}
+
+fn check_reception(rx: &RxAttr) -> Result<(), &'static str> {
+    if rx.caps & !OFFERED != 0
+        || rx.op_flags & !RX_FLAGS != 0
+        || rx.msg_order & !ORDER != 0
+        || rx.comp_order != 0
+        || rx.iov_limit > PARTS
+    {
+        return Err("attributes of reception");
+    }
+    Ok(())
+}
+
+/// Checks the attributes of a domain.
+///
+/// # Safety
+/// The name must be null or a C string.
+unsafe fn check_domain(domain: &DomainAttr) -> Result<(), &'static str> {
+    // SAFETY: the caller promises it.
+    if !unsafe { is_ours(domain.name) } {
+        return Err("another domain");
+    }
+    if domain.cq_data_size > 8 || domain.mr_key_size > 8 || domain.caps & !ALWAYS != 0 {
+        return Err("attributes of the domain");
+    }
+    Ok(())
 }

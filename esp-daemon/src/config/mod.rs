@@ -2,6 +2,7 @@
 //!
 //! `esp-daemon.toml.example` lists every option with its default; a test compares the two.
 
+mod check;
 mod limits;
 mod values;
 
@@ -249,15 +250,6 @@ fn offset_of(table: &DeTable<'_>, name: &str) -> Option<usize> {
     }
 }
 
-/// Returns an error (key, description) unless the condition is true.
-macro_rules! ensure {
-    ($condition:expr, $key:expr, $($what:tt)*) => {
-        if !$condition {
-            return Err(($key.into(), format!($($what)*)));
-        }
-    };
-}
-
 impl Config {
     /// Reads and checks a file.
     ///
@@ -291,168 +283,6 @@ impl Config {
             ConfigError::at(file, text, offset, &what)
         })?;
         Ok(config)
-    }
-
-    /// Checks that the other options allow the number of engines.
-    ///
-    /// # Errors
-    /// Description of the option that allows only one.
-    pub fn check_engines(&self) -> Result<(), String> {
-        let conflicts = [
-            (!self.udp.is_empty(), "ESP in UDP (`udp`)"),
-            (!self.auth.key_files.is_empty(), "keys (`auth.key_files`)"),
-            (self.checksum != Checksum::Off, "checksums (`checksum`)"),
-            (self.pcap.is_some(), "a pcap file (`pcap`)"),
-        ];
-        match conflicts.iter().find(|(is_set, _)| *is_set) {
-            Some((_, what)) if self.engines.0 > 1 => Err(format!(
-                "several engines cannot be combined with {what}: set `engines` to 1"
-            )),
-            _ => Ok(()),
-        }
-    }
-
-    /// Checks the conditions that the types do not express. An error is (key, description).
-    fn check(&self) -> Result<(), (String, String)> {
-        /// IPv4, ARP, VLAN tags, IPv6, LLDP: using them would cut the node off.
-        const TAKEN: [u16; 6] = [0x0800, 0x0806, 0x8100, 0x88A8, 0x86DD, 0x88CC];
-        ensure!(
-            self.udp_port != 0,
-            "udp_port",
-            "invalid UDP port 0: expected 1 to 65535"
-        );
-        for (at, name) in self.interfaces.iter().enumerate() {
-            ensure!(
-                (1..=15).contains(&name.len()),
-                "interfaces",
-                "invalid interface name `{name}`: expected 1 to 15 bytes, such as \"eth0\""
-            );
-            let earlier = self.interfaces.get(..at).unwrap_or_default();
-            ensure!(
-                !earlier.contains(name),
-                "interfaces",
-                "duplicate interface `{name}`"
-            );
-        }
-        self.check_engines()
-            .map_err(|what| ("engines".into(), what))?;
-        let node_name = self.node_name.as_deref().unwrap_or_default();
-        ensure!(
-            node_name.len() <= 64,
-            "node_name",
-            "too long: expected at most 64 bytes"
-        );
-        let has_path = !self.socket.path.as_os_str().is_empty();
-        ensure!(has_path, "socket.path", "empty: expected a path");
-        let Ethertypes { esp, edp } = self.ethertypes;
-        for (key, value) in [("ethertypes.esp", esp), ("ethertypes.edp", edp)] {
-            ensure!(
-                value >= 0x0600 && !TAKEN.contains(&value),
-                key,
-                "invalid EtherType {value:#06x}: expected at least 0x0600, and not that of another protocol"
-            );
-        }
-        ensure!(
-            esp != edp,
-            "ethertypes.edp",
-            "equal to ethertypes.esp: expected another EtherType"
-        );
-        let RingOptions { default, max } = self.rings;
-        ensure!(default <= max, "rings.default", "larger than rings.max");
-        let timers = &self.timers;
-        for (key, Span(value), Span(least), Span(most)) in [
-            (
-                "timers.connect_timeout",
-                timers.connect_timeout,
-                Span::millis(1),
-                Span::HOUR,
-            ),
-            (
-                "timers.peer_timeout",
-                timers.peer_timeout,
-                Span::millis(10),
-                Span::HOUR,
-            ),
-            (
-                "timers.keepalive",
-                timers.keepalive,
-                Span::millis(1),
-                Span::HOUR,
-            ),
-            (
-                "timers.min_rto",
-                timers.min_rto,
-                Span::micros(100),
-                timers.max_rto,
-            ),
-            (
-                "timers.max_rto",
-                timers.max_rto,
-                Span::micros(100),
-                Span::millis(60_000),
-            ),
-            (
-                "idle.spin",
-                self.idle.spin,
-                Span::micros(0),
-                Span::millis(1000),
-            ),
-            (
-                "lease.grace",
-                self.lease.grace,
-                Span::micros(0),
-                Span::millis(60_000),
-            ),
-        ] {
-            ensure!(
-                (least..=most).contains(&value),
-                key,
-                "{value:?} is out of range: expected {least:?} to {most:?}"
-            );
-        }
-        ensure!(
-            self.lease.allow == LeaseAllow::Root || self.lease.users.is_empty(),
-            "lease.users",
-            "no effect unless lease.allow is \"root\": remove one of the two keys"
-        );
-        ensure!(
-            self.auth == Auth::default() || !self.auth.key_files.is_empty(),
-            "auth",
-            "no effect without auth.key_files: add that key, or remove the table"
-        );
-        ensure!(
-            self.auth.key_files.is_empty() || self.lease.allow != LeaseAllow::All,
-            "lease.allow",
-            "programs with leases cannot authenticate their packets: remove this key or auth.key_files"
-        );
-        ensure!(
-            self.checksum == Checksum::Off || self.auth.key_files.is_empty(),
-            "checksum",
-            "no effect with auth.key_files, whose tags detect damage, too: remove one of the two keys"
-        );
-        ensure!(
-            self.checksum == Checksum::Off || self.lease.allow != LeaseAllow::All,
-            "lease.allow",
-            "programs with leases send no checksums: remove this key or checksum"
-        );
-        ensure!(
-            self.metrics.listen.is_some() || self.metrics.token_file.is_none(),
-            "metrics.token_file",
-            "no effect without metrics.listen: add that key, or remove this one"
-        );
-        ensure!(
-            self.limits.requests_per_second != 0,
-            "limits.requests_per_second",
-            "0 would block all programs: expected at least 1"
-        );
-        for (uid, own) in &self.limits.uid {
-            ensure!(
-                own.requests_per_second != Some(0),
-                format!("limits.uid.{}.requests_per_second", uid.0),
-                "0 would block the programs of this user: expected at least 1"
-            );
-        }
-        Ok(())
     }
 }
 

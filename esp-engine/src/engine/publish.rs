@@ -107,12 +107,16 @@ impl Engine {
 
     /// Publishes the progress and events of one link.
     pub(super) fn publish(&mut self, id: LinkId, now: Instant) {
+        self.publish_progress(id, now);
+        self.publish_events(id, now);
+    }
+
+    /// Publishes what arrived in the streams of a link, and what was acknowledged.
+    fn publish_progress(&mut self, id: LinkId, now: Instant) {
         let Engine {
             links,
             clients,
-            events,
             stats,
-            listeners,
             ..
         } = self;
         let Some(link) = links.get_mut(id) else {
@@ -157,6 +161,21 @@ impl Engine {
             }
             link.after_progress(now, progress.conn, progress.delivered);
         }
+    }
+
+    /// Publishes beginnings and ends of the streams of a link.
+    fn publish_events(&mut self, id: LinkId, now: Instant) {
+        let Engine {
+            links,
+            clients,
+            events,
+            stats,
+            listeners,
+            ..
+        } = self;
+        let Some(link) = links.get_mut(id) else {
+            return;
+        };
         while let Some(event) = link.endpoint.poll_event() {
             match event {
                 Event::Connected(conn) => {

@@ -137,6 +137,15 @@ fn query_port(
     }
 }
 
+fn query_device(library: &Library, context: &Object<Context>) -> Result<DeviceAttr, NicError> {
+    // SAFETY: plain numbers, for which zeros are a value; the context is open.
+    unsafe {
+        let mut device: DeviceAttr = std::mem::zeroed();
+        let result = (library.ibv_query_device)(context.ptr(), &raw mut device);
+        check("ibv_query_device", result).map(|()| device)
+    }
+}
+
 pub(super) struct Connection {
     pub(super) qp: Object<Qp>,
     pub(super) number: u32,
@@ -194,13 +203,7 @@ impl Verbs {
         if attr.state != PORT_ACTIVE {
             return Err(no_port(format!("is not active (state {})", attr.state)));
         }
-        // SAFETY: plain numbers, for which zeros are a value; the context is open.
-        let device = unsafe {
-            let mut device: DeviceAttr = std::mem::zeroed();
-            let result = (l.ibv_query_device)(context.ptr(), &raw mut device);
-            check("ibv_query_device", result).map(|()| device)
-        }?;
-        let ethernet = attr.link_layer == LINK_LAYER_ETHERNET;
+        let device = query_device(l, &context)?;
         let (gid_index, gid) = gid(l, &context, port, &attr).ok_or_else(|| {
             no_port("has no usable GID: does its network interface have an IP address?".into())
         })?;
@@ -211,7 +214,7 @@ impl Verbs {
         let about = About {
             device: name.into(),
             port,
-            ethernet,
+            ethernet: attr.link_layer == LINK_LAYER_ETHERNET,
             place: Place {
                 gid,
                 lid: attr.lid,
@@ -224,30 +227,18 @@ impl Verbs {
             max_completions: room.saturating_sub(DATAGRAMS * 2),
             inline: 0,
         };
-        let room = c_int::try_from(room).unwrap_or(c_int::MAX);
         let memory = Memory::new(2 * DATAGRAMS * SLOT).ok_or(IbError::NoMemory)?;
-        // SAFETY: the context is open; each object is made from those before it.
-        let (pd, channel, cq) = unsafe {
+        // SAFETY: the context is open.
+        let pd = unsafe {
             let pd = (l.ibv_alloc_pd)(context.ptr());
-            let pd = Object::new("ibv_alloc_pd", pd, l.ibv_dealloc_pd)?;
-            let channel = (l.ibv_create_comp_channel)(context.ptr());
-            let end = l.ibv_destroy_comp_channel;
-            let channel = Object::new("ibv_create_comp_channel", channel, end)?;
-            let fd = BorrowedFd::borrow_raw(channel.get().fd);
-            rustix::fs::fcntl_setfl(fd, rustix::fs::OFlags::NONBLOCK)
-                .map_err(|e| NicError::new("fcntl", e.raw_os_error()))?;
-            let (context, none) = (context.ptr(), ptr::null_mut());
-            let cq = (l.ibv_create_cq)(context, room, none, channel.ptr(), 0);
-            (
-                pd,
-                channel,
-                Object::new("ibv_create_cq", cq, l.ibv_destroy_cq)?,
-            )
-        };
+            Object::new("ibv_alloc_pd", pd, l.ibv_dealloc_pd)
+        }?;
+        let (channel, cq) = create_cq(l, &context, room)?;
         let depth = DATAGRAMS as u32;
         let ud = create_qp(l, (&pd, &cq, None), QPT_UD, (depth, depth), 0)?;
         // Limits of the device on concurrent reads, as responder and as initiator.
-        let reads = |max: c_int| u8::try_from(max.clamp(0, READS)).unwrap_or(0);
+        let reads = [device.max_qp_rd_atom, device.max_qp_init_rd_atom]
+            .map(|max| u8::try_from(max.clamp(0, READS)).unwrap_or(0));
         let mut verbs = Verbs {
             connections: Vec::new(),
             ud,
@@ -263,10 +254,7 @@ impl Verbs {
             library: l,
             about,
             gid_index,
-            reads: [
-                reads(device.max_qp_rd_atom),
-                reads(device.max_qp_init_rd_atom),
-            ],
+            reads,
             numbers: HashMap::new(),
             next_mr: 0,
             sent: 0,
@@ -351,6 +339,27 @@ impl Verbs {
         let at = handle.ptr();
         self.address_handles.insert(key, handle);
         Ok(at)
+    }
+}
+
+/// Creates a completion queue with this room, and its channel, whose descriptor does not block.
+fn create_cq(
+    library: &Library,
+    context: &Object<Context>,
+    room: usize,
+) -> Result<(Object<CompChannel>, Object<Cq>), NicError> {
+    let room = c_int::try_from(room).unwrap_or(c_int::MAX);
+    // SAFETY: the context is open, and the channel belongs to it.
+    unsafe {
+        let channel = (library.ibv_create_comp_channel)(context.ptr());
+        let end = library.ibv_destroy_comp_channel;
+        let channel = Object::new("ibv_create_comp_channel", channel, end)?;
+        let fd = BorrowedFd::borrow_raw(channel.get().fd);
+        rustix::fs::fcntl_setfl(fd, rustix::fs::OFlags::NONBLOCK)
+            .map_err(|e| NicError::new("fcntl", e.raw_os_error()))?;
+        let cq = (library.ibv_create_cq)(context.ptr(), room, ptr::null_mut(), channel.ptr(), 0);
+        let cq = Object::new("ibv_create_cq", cq, library.ibv_destroy_cq)?;
+        Ok((channel, cq))
     }
 }
 

@@ -76,79 +76,98 @@ pub fn rows(bench: &Bench, results: &Results) -> Vec<Row> {
     rows
 }
 
-/// Returns `None` for a figure that this contender does not have.
-fn row(bench: &Bench, results: &Results, at: usize, place: usize) -> Option<Row> {
-    let measure = bench.measures.get(at)?;
-    let who = *measure.who.get(place)?;
-    let mine = results.rounds.get(at)?.get(place)?;
-    let note = results.notes.get(&who).cloned();
-    if note.is_none() && mine.iter().all(Option::is_none) {
-        return None;
+/// A contender in a measure, with its answers.
+struct Entry<'a> {
+    measure: &'a Measure,
+    who: Contender,
+    work: Work,
+    rounds: &'a Rounds,
+}
+
+impl<'a> Entry<'a> {
+    /// Returns the contender at `place` of the measure at `at`.
+    fn of(bench: &'a Bench, results: &'a Results, at: usize, place: usize) -> Option<Entry<'a>> {
+        let measure = bench.measures.get(at)?;
+        let who = *measure.who.get(place)?;
+        Some(Entry {
+            measure,
+            who,
+            work: measure.work_of(who)?,
+            rounds: results.rounds.get(at)?.get(place)?,
+        })
     }
-    let work = measure.work_of(who)?;
-    let fast = measure.is_speed();
-    let ratio = |others: &[(&Measure, Contender, &Rounds)]| {
-        let ratios = mine.iter().enumerate().filter_map(|(round, answer)| {
-            let theirs = others.iter().filter_map(|(measure, who, rounds)| {
-                value(
-                    &measure.work_of(*who)?,
-                    measure,
-                    rounds.get(round)?.as_ref()?,
-                )
-            });
-            let best = if fast {
-                theirs.reduce(f64::max)
-            } else {
-                theirs.reduce(f64::min)
-            };
-            Some(value(&work, measure, answer.as_ref()?)? / best?)
+
+    /// Returns the value of which ratios are formed: nanoseconds, or bytes per nanosecond of all
+    /// pairs.
+    fn value(&self, round: usize) -> Option<f64> {
+        let answer = self.rounds.get(round)?.as_ref()?;
+        let samples = if answer.batches.is_empty() {
+            &answer.times
+        } else {
+            &answer.batches
+        };
+        let typical = Some(median(samples)).filter(|v| v.is_finite() && *v > 0.0)?;
+        let bytes = self.work.bytes().filter(|_| self.measure.is_speed());
+        Some(match bytes {
+            Some(bytes) => (bytes * self.measure.pairs) as f64 / typical,
+            None => typical / self.work.parts() as f64,
+        })
+    }
+
+    /// Returns the values of the rounds that have one.
+    fn values(&self) -> Vec<f64> {
+        let rounds = 0..self.rounds.len();
+        rounds.filter_map(|round| self.value(round)).collect()
+    }
+
+    /// Returns the ratio to the best of the others in each round.
+    fn ratio_to(&self, others: &[Entry<'_>]) -> Option<Ratio> {
+        let better = match self.measure.is_speed() {
+            true => f64::max,
+            false => f64::min,
+        };
+        let ratios = (0..self.rounds.len()).filter_map(|round| {
+            let theirs = others.iter().filter_map(|other| other.value(round));
+            Some(self.value(round)? / theirs.reduce(better)?)
         });
         Ratio::of(&ratios.collect::<Vec<_>>())
+    }
+
+    /// Returns median and 99th percentile of the times in microseconds.
+    fn times(&self) -> [Option<f64>; 2] {
+        let times = gathered(self.rounds, |a| &a.times);
+        let batches = gathered(self.rounds, |a| &a.batches);
+        let typical = if batches.is_empty() { &times } else { &batches };
+        let scale = self.work.parts() as f64 * 1000.0;
+        [(typical, 50.0), (&times, 99.0)]
+            .map(|(samples, percent)| rounded(percentile(samples, percent) / scale))
+    }
+}
+
+/// Returns `None` for a figure that this contender does not have.
+fn row(bench: &Bench, results: &Results, at: usize, place: usize) -> Option<Row> {
+    let mine = Entry::of(bench, results, at, place)?;
+    let (measure, who) = (mine.measure, mine.who);
+    let note = results.notes.get(&who).cloned();
+    if note.is_none() && mine.rounds.iter().all(Option::is_none) {
+        return None;
+    }
+    let ratio_to = |wanted: &dyn Fn(Contender) -> bool| {
+        let all = (0..measure.who.len()).filter_map(|place| Entry::of(bench, results, at, place));
+        let others = all.filter(|other| other.who != who && wanted(other.who));
+        mine.ratio_to(&others.collect::<Vec<_>>())
     };
-    let others_of = |wanted: &dyn Fn(Contender) -> bool| {
-        let all = measure
-            .who
-            .iter()
-            .zip(results.rounds.get(at).map_or(&[][..], Vec::as_slice));
-        all.filter(|(other, _)| **other != who && wanted(**other))
-            .map(|(other, rounds)| (measure, *other, rounds))
-            .collect::<Vec<_>>()
-    };
-    let base: Vec<_> = measure
+    let base = measure
         .base
-        .and_then(|base| {
-            Some((
-                bench.measures.get(base)?,
-                who,
-                results.rounds.get(base)?.get(place)?,
-            ))
-        })
-        .into_iter()
-        .collect();
-    let ours = who.is_ours();
-    let limit = matches!(who, Contender::Limit | Contender::KernelCopy);
-    let times = gathered(mine, |a| &a.times);
-    let batches = gathered(mine, |a| &a.batches);
-    let scale = work.parts() as f64 * 1000.0;
-    let of_samples = |values: &[f64], percent| rounded(percentile(values, percent) / scale);
-    let values: Vec<f64> = mine
-        .iter()
-        .flatten()
-        .filter_map(|a| value(&work, measure, a))
-        .collect();
-    let oversubscribed = 2 * measure.pairs > results.cores;
-    let crowd = || {
-        format!(
-            "oversubscribed: {} processes on {} cores",
-            2 * measure.pairs,
-            results.cores
-        )
-    };
+        .and_then(|base| Entry::of(bench, results, base, place));
+    let fast = measure.is_speed();
+    let values = mine.values();
+    let [p50_us, p99_us] = if fast { [None; 2] } else { mine.times() };
     Some(Row {
         bench: bench.about.name,
         what: measure.what,
         path: if who == Contender::Limit {
-            limit_name(&work)
+            limit_name(&mine.work)
         } else {
             who.name()
         },
@@ -163,41 +182,31 @@ fn row(bench: &Bench, results: &Results, at: usize, place: usize) -> Option<Row>
             Work::Unexpected { backlog, .. } | Work::Posted { backlog, .. } => Some(backlog),
             _ => None,
         },
-        p50_us: if fast {
-            None
-        } else {
-            of_samples(if batches.is_empty() { &times } else { &batches }, 50.0)
-        },
-        p99_us: if fast { None } else { of_samples(&times, 99.0) },
+        p50_us,
+        p99_us,
         gbit_s: if fast {
             rounded(median(&values) * 8.0)
         } else {
             None
         },
-        ratio_to_best_peer: if ours {
-            ratio(&others_of(&Contender::is_peer))
-        } else {
-            None
-        },
-        ratio_to_limit: if who == Contender::Limit {
-            None
-        } else {
-            ratio(&others_of(&|c| c == Contender::Limit))
-        },
-        ratio_to_two_copy: if limit {
-            None
-        } else {
-            ratio(&others_of(&|c| c == who.two_copy()))
-        },
-        ratio_to_base: ratio(&base),
+        ratio_to_best_peer: ratio_to(&|other| who.is_ours() && other.is_peer()),
+        ratio_to_limit: ratio_to(&|other| other == Contender::Limit),
+        ratio_to_two_copy: ratio_to(&|other| other == who.two_copy()),
+        ratio_to_base: base.and_then(|base| mine.ratio_to(&[base])),
         // Of nanoseconds, or of bytes per nanosecond.
         values: values
             .iter()
             .filter_map(|v| rounded(if fast { v * 8.0 } else { v / 1000.0 }))
             .collect(),
-        rounds: mine.iter().flatten().count(),
-        note: note.or_else(|| oversubscribed.then(crowd)),
+        rounds: mine.rounds.iter().flatten().count(),
+        note: note.or_else(|| crowd(measure, results)),
     })
+}
+
+/// Returns a remark if the machine has fewer cores than the measure has processes.
+fn crowd(measure: &Measure, results: &Results) -> Option<String> {
+    let (processes, cores) = (2 * measure.pairs, results.cores);
+    (processes > cores).then(|| format!("oversubscribed: {processes} processes on {cores} cores"))
 }
 
 fn limit_name(work: &Work) -> &'static str {
@@ -206,20 +215,6 @@ fn limit_name(work: &Work) -> &'static str {
         Work::Trap { .. } => "limit: system call",
         _ => "limit: memcpy",
     }
-}
-
-/// Returns the value of which ratios are formed: nanoseconds, or bytes per nanosecond of all pairs.
-fn value(work: &Work, measure: &Measure, answer: &Answer) -> Option<f64> {
-    let samples = if answer.batches.is_empty() {
-        &answer.times
-    } else {
-        &answer.batches
-    };
-    let typical = Some(median(samples)).filter(|v| v.is_finite() && *v > 0.0)?;
-    Some(match work.bytes().filter(|_| measure.is_speed()) {
-        Some(bytes) => (bytes * measure.pairs) as f64 / typical,
-        None => typical / work.parts() as f64,
-    })
 }
 
 fn gathered(rounds: &Rounds, part: fn(&Answer) -> &Vec<f64>) -> Vec<f64> {
