@@ -183,6 +183,6 @@ mod tests {
         let at = |text: &str| page.find(text).unwrap_or_else(|| panic!("{text}: {page}"));
         assert!(at("udp_port = 2805") < at("UDP port of this and the other nodes."));
         assert!(at("UDP port of this and the other nodes.") < at("node_name = "));
-        assert!(at("Limits of one user, for all programs") < at("ring_bytes = \"25%\""));
+        assert!(at("Limits of each user, for all") < at("ring_bytes = \"25%\""));
     }
 }
