@@ -139,9 +139,9 @@ static void planted(struct sockaddr_enet server) {
     CHECK(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child);
 }
 
-/* The kernel, if it can, refuses descriptors that others send to the sockets of a program. */
+/* A kernel that supports it refuses descriptors that others send to the sockets of a program. */
 static void refusing(int port) {
-    enum { PASSRIGHTS = 83 }; /* SO_PASSRIGHTS, of Linux 6.16 */
+    enum { PASSRIGHTS = 83 }; /* SO_PASSRIGHTS, since Linux 6.16 */
     int fds[2] = {socket(PF_ENET, SOCK_DGRAM, 0), socket(PF_ENET, SOCK_STREAM, 0)};
     int pair[2], off = 0;
     CHECK(bind_to(fds[1], port) == 0 && listen(fds[1], 1) == 0);
@@ -208,7 +208,7 @@ static struct sockaddr_enet there;
 
 static ssize_t connect_there(int fd) { return connect_to(fd, &there); }
 
-/* A connection that could not be asked for is not there when the program calls again. */
+/* If the request for a connection could not be sent, the next calls fail, too. */
 static void unasked(struct sockaddr_enet server) {
     int fd = socket(PF_ENET, SOCK_STREAM | SOCK_NONBLOCK, 0);
     there = server;
@@ -217,7 +217,7 @@ static void unasked(struct sockaddr_enet server) {
     CHECK(connect_to(fd, &server) == -1 && errno == ECONNABORTED);
 }
 
-/* Accepts a stream that is reset. */
+/* Accepts a stream, which the peer resets. */
 static void reset(int port) {
     int listener = socket(PF_ENET, SOCK_STREAM, 0);
     CHECK(bind_to(listener, port) == 0 && listen(listener, 1) == 0);
@@ -227,22 +227,22 @@ static void reset(int port) {
     CHECK(fd >= 0 && read_byte(fd) == -1 && errno == ECONNRESET);
 }
 
-/* The broker can connect a stream, and has no threads to copy for it; then none to connect one.
- * Reads the broker's process and how many threads its user may have. */
+/* The broker can connect a stream, but cannot start the threads that copy; then it cannot start the
+ * one that connects. Reads the broker's process ID and the maximum number of threads of its user. */
 static void without_threads(struct sockaddr_enet server) {
     int fd = socket(PF_ENET, SOCK_STREAM, 0), broker;
     int other = socket(PF_ENET, SOCK_STREAM | SOCK_NONBLOCK, 0);
-    unsigned long most;
+    unsigned long max;
     printf("ready\n");
     fflush(stdout);
-    CHECK(scanf("%d %lu", &broker, &most) == 2);
-    struct rlimit limit = {most, most};
+    CHECK(scanf("%d %lu", &broker, &max) == 2);
+    struct rlimit limit = {max, max};
     CHECK(prlimit(broker, RLIMIT_NPROC, &limit, NULL) == 0);
     CHECK(connect_to(fd, &server) == 0);
     CHECK(read_byte(fd) == -1 && errno == ENOBUFS && error_of(fd) == ENOBUFS);
     printf("failed\n");
     fflush(stdout);
-    CHECK(scanf("%lu", &most) == 1);
+    CHECK(scanf("%lu", &max) == 1);
     CHECK(connect_to(other, &server) == -1 && errno == ENOBUFS);
     CHECK(connect_to(other, &server) == -1 && errno == ENOBUFS);
 }

@@ -284,8 +284,8 @@ static socklen_t broker_of(struct sockaddr_un *name, socklen_t length) {
     return 0;
 }
 
-/* Another user's program, which cannot send to the broker's socket for this one, and sends to this
- * one as if it were the broker. */
+/* A program of another user, which cannot send to the broker's socket for this socket, and sends to
+ * this socket as if it were the broker. */
 static void forge(int fd, const struct sockaddr_enet *peer) {
     struct sockaddr_un name, own = {.sun_family = AF_UNIX};
     socklen_t length = sizeof name;

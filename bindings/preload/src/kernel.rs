@@ -146,7 +146,7 @@ pub(crate) fn wait_for(
     poll(std::slice::from_mut(&mut ready), limit).map(|count| count > 0)
 }
 
-/// Waits like [`wait_for`] for several descriptors. Returns the number of those that are ready.
+/// Waits for several descriptors, like [`wait_for`]. Returns the number of ready descriptors.
 pub(crate) fn poll(ready: &mut [pollfd], limit: Option<&timespec>) -> Result<c_long, Errno> {
     let limit = limit.map_or(std::ptr::null(), std::ptr::from_ref);
     let mask = std::ptr::null::<c_void>();

@@ -11,7 +11,7 @@ use preload_wire::{AF_ENET, ENET_LEN, Enet};
 
 use crate::kernel::{self, Errno};
 
-/// Option of Unix sockets (Linux 6.16): whether the other end may pass descriptors.
+/// Option of Unix sockets since Linux 6.16: whether the other end may pass descriptors.
 const SO_PASSRIGHTS: c_int = 83;
 
 /// Offset of the path in an address of a Unix socket.
@@ -301,16 +301,18 @@ pub(crate) fn ask_for_senders(fd: c_int) -> Result<(), Errno> {
     }
 }
 
-/// Refuses descriptors on a Unix socket, and on those that it accepts: no socket of `AF_ENET` gets
-/// any, and closing one can block for as long as its sender wants. Before Linux 6.16 this fails.
+/// Refuses descriptors on a Unix socket and on the sockets that it accepts: no socket of `AF_ENET`
+/// needs any, and closing one can block for as long as its sender wants. Has no effect before Linux
+/// 6.16.
 pub(crate) fn refuse_descriptors(fd: c_int) {
     let off: c_int = 0;
     let (value, len) = ((&raw const off).cast(), size_of::<c_int>() as socklen_t);
     kernel::setsockopt(fd, libc::SOL_SOCKET, SO_PASSRIGHTS, value, len);
 }
 
-/// Closes the descriptors that another user has passed by `socket`, or a connection into which that
-/// user may have passed some: in another thread, unless the kernel refuses them.
+/// Closes descriptors that another user has passed through `socket`, or a connection through which
+/// that user may have passed some. Uses another thread, because closing can block, unless the
+/// kernel refuses descriptors on `socket`.
 pub(crate) fn close_foreign(socket: c_int, fds: Vec<c_int>) {
     let close = || {
         for fd in fds {
@@ -319,7 +321,7 @@ pub(crate) fn close_foreign(socket: c_int, fds: Vec<c_int>) {
     };
     match option(socket, SO_PASSRIGHTS) {
         Some(0) => close(),
-        // Without a thread they stay open.
+        // If the thread cannot be started, they stay open.
         _ => drop(std::thread::Builder::new().spawn(close)),
     }
 }

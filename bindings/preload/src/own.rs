@@ -14,8 +14,8 @@ use crate::kernel::{self, Errno};
 use crate::memory::{Addr, ask_for_senders, option, peer_user, refuse_descriptors};
 use crate::signals;
 
-/// Pause between two looks whether the broker has room for a request, or has answered.
-const MOMENT: Duration = Duration::from_millis(5);
+/// Interval between checks whether the broker has room for a request or has answered.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A socket of `AF_ENET`.
 pub(crate) struct Own {
@@ -70,7 +70,7 @@ pub(crate) fn unasked(error: &io::Error) -> Errno {
 /// answer.
 pub(crate) fn call(broker: &Broker, request: Request) -> io::Result<Answer> {
     let deadline = Instant::now() + request.patience();
-    let stream = &sent(broker, request, deadline, sleep)?;
+    let stream = &send(broker, request, deadline, sleep)?;
     read_line(DeadlineReader { stream, deadline })
 }
 
@@ -82,25 +82,26 @@ pub(crate) fn call(broker: &Broker, request: Request) -> io::Result<Answer> {
 pub(crate) fn call_interruptibly(broker: &Broker, request: Request) -> io::Result<Answer> {
     let wait = |fd, until| signals::wait(fd, until).map_err(io::Error::from_raw_os_error);
     let deadline = Instant::now() + request.patience();
-    let pause = || wait(-1, Instant::now() + MOMENT).map(drop);
-    let stream = &sent(broker, request, deadline, pause)?;
+    let pause = || wait(-1, Instant::now() + POLL_INTERVAL).map(drop);
+    let stream = &send(broker, request, deadline, pause)?;
     match wait(stream.as_raw_fd(), deadline)? {
         true => read_line(DeadlineReader { stream, deadline }),
         false => Err(io::ErrorKind::TimedOut.into()),
     }
 }
 
-/// Sends a request to a broker, whose queue may be full until `deadline`: `pause` waits a moment.
+/// Sends a request to a broker. While the broker's queue is full, calls `pause` and tries again,
+/// until `deadline`.
 ///
 /// # Errors
-/// Those of `pause`; others: see [`call`].
-fn sent(
+/// Errors of `pause`; for others, see [`call`].
+fn send(
     broker: &Broker,
     request: Request,
     deadline: Instant,
     pause: impl Fn() -> io::Result<()>,
 ) -> io::Result<UnixStream> {
-    // A connection that blocks has no limit.
+    // A blocking `connect` has no time limit.
     let kind = SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     let fd = kernel::socket(libc::AF_UNIX, kind, 0);
     if fd < 0 {
@@ -123,7 +124,7 @@ fn sent(
 }
 
 fn sleep() -> io::Result<()> {
-    thread::sleep(MOMENT);
+    thread::sleep(POLL_INTERVAL);
     Ok(())
 }
 
@@ -136,7 +137,7 @@ impl Waiting {
     /// # Errors
     /// See [`call`].
     pub(crate) fn new(broker: &Broker, request: Request) -> io::Result<Waiting> {
-        sent(broker, request, Instant::now() + PATIENCE, sleep).map(Waiting)
+        send(broker, request, Instant::now() + PATIENCE, sleep).map(Waiting)
     }
 
     /// Waits for the answer.
@@ -159,7 +160,7 @@ impl Waiting {
     pub(crate) fn is_answered(&self) -> bool {
         let moment = libc::timespec {
             tv_sec: 0,
-            tv_nsec: MOMENT.subsec_nanos().into(),
+            tv_nsec: POLL_INTERVAL.subsec_nanos().into(),
         };
         kernel::wait_for(self.0.as_raw_fd(), libc::POLLIN, Some(&moment)) == Ok(true)
     }

@@ -1,8 +1,8 @@
-//! Waits with a limit that signals interrupt like calls of the kernel without one.
+//! Waits with a time limit that signals interrupt like system calls without one.
 //!
-//! After a signal whose handler says so (`SA_RESTART`) the kernel restarts a call that blocks, but
-//! none that has a limit of time: see signal(7). So signals are blocked during the wait, which ends
-//! when one arrives, and its action says whether the wait goes on.
+//! After a signal whose handler has `SA_RESTART`, the kernel restarts a blocking call, but not a
+//! call with a time limit: see signal(7). So signals are blocked during the wait, which ends when
+//! one arrives. The flags of its handler decide whether the wait continues.
 
 use std::time::{Duration, Instant};
 
@@ -10,15 +10,16 @@ use libc::{c_int, pollfd, sigset_t, timespec};
 
 use crate::kernel::{self, Errno};
 
-/// What ended a wait.
+/// Reason why a wait ended.
 enum Event {
     Readable,
     Limit,
-    /// A signal; whether its handler does not restart calls.
+    /// A signal arrived; true if its handler does not restart calls.
     Signal(bool),
 }
 
-/// Waits until the descriptor is readable; a negative one never is. Returns false at the deadline.
+/// Waits until the descriptor is readable; a negative one is ignored. Returns false at the
+/// deadline.
 ///
 /// # Errors
 /// EINTR: interrupted by a signal whose handler does not restart calls; EMFILE, ENFILE, ENOMEM.
@@ -26,11 +27,11 @@ pub(crate) fn wait(fd: c_int, deadline: Instant) -> Result<bool, Errno> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let (all, mut before) = (full(), full());
-        // SAFETY: both are sets of signals.
+        // SAFETY: both pointers are valid for sets of signals.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before) };
         let event = next(fd, left, &before);
-        // Handlers of what has arrived run here.
-        // SAFETY: it is a set of signals.
+        // Handlers of signals that have arrived run here.
+        // SAFETY: the pointer is valid for a set of signals, and the other one may be null.
         unsafe {
             let none = std::ptr::null_mut();
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, none);
@@ -44,12 +45,11 @@ pub(crate) fn wait(fd: c_int, deadline: Instant) -> Result<bool, Errno> {
     }
 }
 
-/// Waits, with all signals blocked, for the descriptor or for a signal that is not one of
-/// `before`.
+/// Waits, with all signals blocked, for the descriptor or for a signal that is not in `before`.
 fn next(fd: c_int, left: Duration, before: &sigset_t) -> Result<Event, Errno> {
     let mut awaited = full();
     for signal in (1..=libc::SIGRTMAX()).filter(|signal| contains(before, *signal)) {
-        // SAFETY: it is a set of signals.
+        // SAFETY: the pointer is valid for a set of signals.
         unsafe { libc::sigdelset(&raw mut awaited, signal) };
     }
     // SAFETY: as above.
@@ -78,11 +78,11 @@ fn next(fd: c_int, left: Duration, before: &sigset_t) -> Result<Event, Errno> {
 /// Returns true if one of these signals is pending and has a handler that does not restart calls.
 fn interrupts(awaited: &sigset_t) -> bool {
     let mut pending = full();
-    // SAFETY: it is a set of signals.
+    // SAFETY: the pointer is valid for a set of signals.
     unsafe { libc::sigpending(&raw mut pending) };
     let arrived = |signal: &c_int| contains(awaited, *signal) && contains(&pending, *signal);
     (1..=libc::SIGRTMAX()).filter(arrived).any(|signal| {
-        // SAFETY: the structure consists of integers, and the call writes one.
+        // SAFETY: the structure consists of integers and may be zero, and the call writes to it.
         let action = unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             libc::sigaction(signal, std::ptr::null(), &raw mut action);
@@ -95,7 +95,7 @@ fn interrupts(awaited: &sigset_t) -> bool {
 
 /// Returns the set of all signals.
 fn full() -> sigset_t {
-    // SAFETY: the structure consists of integers, and the call writes one.
+    // SAFETY: the structure consists of integers and may be zero, and the call writes to it.
     unsafe {
         let mut set = std::mem::zeroed();
         libc::sigfillset(&raw mut set);
@@ -104,6 +104,6 @@ fn full() -> sigset_t {
 }
 
 fn contains(set: &sigset_t, signal: c_int) -> bool {
-    // SAFETY: it is a set of signals.
+    // SAFETY: the pointer is valid for a set of signals.
     unsafe { libc::sigismember(set, signal) == 1 }
 }

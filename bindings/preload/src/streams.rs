@@ -133,7 +133,7 @@ fn connect_again(fd: c_int, own: &Own) -> Result<(), Errno> {
     }
     match state.errno {
         0 if state.connecting => Err(libc::EALREADY),
-        // The broker has not got the request, or has closed its end before.
+        // The broker did not receive the request, or has already closed its end.
         0 if kernel::is_hung_up(fd) => Err(libc::ECONNABORTED),
         0 if state.is_new => Ok(()),
         0 => Err(libc::EISCONN),

@@ -64,7 +64,7 @@ pub(crate) enum ConnectPlan {
     Esp(Addr),
     /// A signal has interrupted the wait for the peer's node.
     Interrupted,
-    /// Not at all: the peer's node has accepted, but the broker refuses the connection.
+    /// Not at all: the peer's node has accepted, but the broker has refused the connection.
     Failed(Errno),
 }
 

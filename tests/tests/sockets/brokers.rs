@@ -1,4 +1,4 @@
-//! Programs whose broker does not do what that of esprun does: a stand-in has its socket.
+//! Programs with a broker that does not answer or refuses: the test holds the broker's socket.
 
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
@@ -9,11 +9,11 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::*;
 
-/// Connects without a limit of time, and prints the number of the error, 0 for none.
+/// Connects without a time limit, and prints the errno, 0 on success.
 const CONNECTS: &str = "import socket, sys\ns = socket.socket()\n\
                         print(s.connect_ex((sys.argv[1], 7000)))\n";
 
-/// Returns a program of node 0 that takes the socket of this id for its broker's.
+/// Returns a program on node 0 whose broker has this ID.
 fn program(lab: &Lab, id: &str, script: &TempFile) -> Command {
     let mut command = lab.command(0, "python3").expect("a command");
     command.arg(script.path()).arg(Node(1).ip().to_string());
@@ -95,7 +95,7 @@ fn connect_fails_if_the_broker_refuses_the_connection() {
                 true => format!(r#"{{"Via":{{"ticket":1,"via":"{addr}"}}}}"#),
                 false => r#"{"Failed":{"errno":110,"text":"late"}}"#.to_owned(),
             };
-            // An error: the program has ended.
+            // Fails if the program has ended.
             let _ = writeln!(stream, "{answer}");
         }
     });

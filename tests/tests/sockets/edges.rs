@@ -98,8 +98,8 @@ fn the_end_of_a_stream_is_no_reset_without_free_descriptors() {
 }
 
 #[test]
-fn a_connection_that_could_not_be_asked_for_has_failed() {
-    if let Some(edges) = Edges::new("a_connection_that_could_not") {
+fn a_connection_without_a_request_has_failed() {
+    if let Some(edges) = Edges::new("a_connection_without_a_request") {
         edges.passes("unasked");
     }
 }

@@ -1,12 +1,13 @@
-//! What other users of the node can do to a broker, and what a shortage does to its programs.
+//! Attacks of other users of the node on a broker, and programs whose broker is out of threads.
 
 use std::os::unix::fs::PermissionsExt;
 
 use super::*;
 
-/// Another user: passes to the broker a socket whose close blocks, sends it a request that never
-/// ends, and takes many connections at each of its sockets. Prints whether the first ones are still
-/// open once the last one has ended, and whether the request was ended before its time.
+/// A program that becomes another user. It passes sockets whose close blocks to the broker, sends
+/// it a request that never ends, and opens many connections to each of its sockets. It prints
+/// whether the first connections are still open after the last one has ended, and whether the
+/// broker closed the connection of the endless request.
 const STRANGER: &str = r#"
 import encodings.idna, os, socket, struct, time
 end = "control"
@@ -40,7 +41,7 @@ def pass_one(to):
     try:
         socket.send_fds(to, [line], [s.fileno()])
     except OSError:
-        # The kernel refuses it for the broker, or the broker has closed its end.
+        # The kernel refuses descriptors for the broker, or the broker has closed its end.
         s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
 passed = [connect("control"), connect("streams"), connect("streams", "s.1.x")]
 for s in passed:
@@ -68,8 +69,8 @@ print(control, streams, "cut" if is_cut else "endless")
 "#;
 
 #[test]
-fn other_users_have_bounded_parts_of_a_broker() {
-    let Some(lab) = bare_lab("other_users_have_bounded", 1) else {
+fn other_users_have_limits_in_a_broker() {
+    let Some(lab) = bare_lab("other_users_have_limits", 1) else {
         return;
     };
     let mut program = esprun(&lab, 0, &["--tcp"], Path::new("sh"));
@@ -87,7 +88,7 @@ fn other_users_have_bounded_parts_of_a_broker() {
     assert_eq!(esprun.code, Some(0), "{esprun:?}");
 }
 
-/// A user without other processes.
+/// A user that has no other processes.
 const USER: u32 = 54321;
 
 /// Returns the number of threads of [`USER`].
@@ -103,7 +104,7 @@ fn threads() -> u64 {
     own.filter_map(number).sum()
 }
 
-/// Waits until a broker has no threads for requests and streams.
+/// Waits until the broker has no threads for requests or streams.
 fn wait_for_rest(broker: u32) {
     wait_until("the broker serves nothing", || {
         let threads = fs::read_dir(format!("/proc/{broker}/task")).expect("its threads");
@@ -118,7 +119,7 @@ fn a_stream_without_a_thread_ends_by_an_error() {
     let Some(lab) = lab_or_skip("a_stream_without_a_thread", &LabOptions::new(2)) else {
         return;
     };
-    // Independent of the umask.
+    // The mode does not depend on the umask.
     let socket = lab.socket(0);
     let folder = socket.parent().expect("a folder");
     fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).expect("open it for the user");
@@ -127,7 +128,7 @@ fn a_stream_without_a_thread_ends_by_an_error() {
     let mut server = Killed(server.args(["reset", "2805"]).spawn().expect("start it"));
     let mut out = prints(&mut server.0, "ready");
     let mut client = lab.command(0, "env").expect("a command");
-    // Other users have no access to the lab's directory, but in their own one.
+    // The user has no access to the parents of this folder, so the path is relative.
     client.current_dir(folder);
     client.args([
         "ESP_SOCKET=esp.sock",
@@ -145,14 +146,14 @@ fn a_stream_without_a_thread_ends_by_an_error() {
     let broker = broker_of(client.0.id());
     wait_for_rest(broker);
     let mut input = client.0.stdin.take().expect("a pipe");
-    // One for the request, or the stream: that has two.
-    let most = threads() + 1;
+    // One more thread: for the request, or for the stream, which needs two.
+    let max = threads() + 1;
     for (numbers, expected) in [
-        (format!("{broker} {most}"), "failed\n"),
-        (most.to_string(), "PASS\n"),
+        (format!("{broker} {max}"), "failed\n"),
+        (max.to_string(), "PASS\n"),
     ] {
         wait_for_rest(broker);
-        // An error: the program says why it has ended.
+        // If this fails, the program's output shows why it has ended.
         let _ = writeln!(input, "{numbers}");
         let mut line = String::new();
         steps.read_line(&mut line).expect("read");

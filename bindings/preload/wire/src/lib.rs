@@ -211,7 +211,7 @@ pub enum Request {
 }
 
 impl Request {
-    /// Returns the maximum wait for the answer, if it does not depend on another node.
+    /// Returns the maximum wait for the answer if it does not depend on another node.
     pub fn patience(&self) -> Duration {
         match self {
             Request::TcpListen { .. } => LISTEN_PATIENCE,

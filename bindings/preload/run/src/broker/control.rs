@@ -18,18 +18,19 @@ use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, recvmsg};
 
 use super::{MAX_SOCKETS, Node, datagrams, listeners, streams, system, tcp};
 
-/// Most users of [`Strangers`].
+/// Maximum number of users in [`Strangers`].
 const MAX_STRANGERS: usize = 64;
-/// Most connections of one of these.
+/// Maximum number of connections of each of these users.
 const MAX_UNREAD: usize = 64;
 
-/// The users, other than the broker's and root, with connections that have not yet shown the
-/// secret, and the number of those.
+/// Users other than the broker's and root with connections that have not yet shown the secret. Each
+/// of these connections holds a reference to the user's value, which counts them.
 #[derive(Default)]
 struct Strangers(HashMap<u32, Arc<()>>);
 
 impl Strangers {
-    /// Counts a connection of this user until the result is dropped; `None` if there are too many.
+    /// Counts a connection of this user until the returned value is dropped; `None` if there are
+    /// too many.
     fn admit(&mut self, user: u32) -> Option<Arc<()>> {
         if system::is_own_or_root(user) {
             return Some(Arc::default());
@@ -63,7 +64,7 @@ pub(super) fn serve(node: &Arc<Node>, control: &UnixListener) {
     }
 }
 
-/// Answers a request. Until it has shown the secret, it holds `unread`.
+/// Answers a request. Holds `unread` until the request has shown the secret.
 fn take(node: &Arc<Node>, stream: UnixStream, user: u32, unread: Arc<()>) {
     let mut request = None;
     match waiting(&stream) {
@@ -99,23 +100,23 @@ fn waiting(mut stream: &UnixStream) -> io::Result<Option<Sealed>> {
     let mut bytes = [0; 1024];
     let mut parts = [IoSliceMut::new(&mut bytes)];
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-    let looked = match recvmsg(
+    let peeked = match recvmsg(
         stream,
         &mut parts,
         &mut RecvAncillaryBuffer::default(),
         flags,
     ) {
         Err(Errno::AGAIN) => return Ok(None),
-        looked => looked?,
+        peeked => peeked?,
     };
-    if looked.flags.contains(ReturnFlags::CTRUNC) {
+    if peeked.flags.contains(ReturnFlags::CTRUNC) {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    let mut there = bytes.iter().take(looked.bytes);
-    let Some(end) = there.position(|&byte| byte == b'\n') else {
+    let mut arrived = bytes.iter().take(peeked.bytes);
+    let Some(end) = arrived.position(|&byte| byte == b'\n') else {
         return Ok(None);
     };
-    // Not more than has been looked at: descriptors may have followed.
+    // Reads no more than the peeked bytes, because descriptors may have followed them.
     let line = bytes.get_mut(..=end).unwrap_or_default();
     stream.read_exact(line)?;
     read_line(&*line).map(Some)
@@ -133,7 +134,7 @@ fn is_quick(request: &Request) -> bool {
     )
 }
 
-/// Reads the request, unless it is given, and answers it.
+/// Answers a request, which is read first if it is `None`.
 fn answer_late(
     node: &Arc<Node>,
     stream: UnixStream,
@@ -142,7 +143,7 @@ fn answer_late(
     unread: Arc<()>,
 ) {
     let Some(request) = request.or_else(|| read(node, &stream, user)) else {
-        // Closing it can block for as long as the user wants.
+        // Closing the stream can block for as long as the user wants, so it is counted until then.
         drop(stream);
         drop(unread);
         return;
@@ -154,7 +155,7 @@ fn answer_late(
     let _ = limited.and_then(|()| answer(node, &stream, request));
 }
 
-/// Reads a request; `None` if it does not come in time, or may not be answered.
+/// Reads a request; `None` if it does not arrive in time or may not be answered.
 fn read(node: &Node, stream: &UnixStream, user: u32) -> Option<Request> {
     let deadline = Instant::now() + PATIENCE;
     let sealed: Sealed = read_line(DeadlineReader { stream, deadline }).ok()?;
@@ -267,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_read_once_it_is_there_and_nothing_behind_it() {
+    fn a_request_is_read_once_it_has_arrived_and_nothing_after_it() {
         let (program, stream) = UnixStream::pair().unwrap();
         let (begin, end) = LINE.split_at(10);
         assert!(waiting(&stream).unwrap().is_none());
@@ -288,12 +289,12 @@ mod tests {
             (&program).write_all(before).unwrap();
             pass(&program, LINE);
             assert!(waiting(&stream).is_err());
-            assert!(waiting(&stream).is_err(), "they are still there");
+            assert!(waiting(&stream).is_err(), "they are still in the socket");
         }
     }
 
     #[test]
-    fn other_users_have_few_unread_requests_each() {
+    fn each_other_user_has_a_limit_of_unread_requests() {
         let mut strangers = Strangers::default();
         let (one, other) = (u32::MAX - 1, u32::MAX - 2);
         let unread: Vec<_> = (0..MAX_UNREAD).map(|_| strangers.admit(one)).collect();

@@ -72,7 +72,7 @@ pub(super) fn bind(node: &Arc<Node>, name: &str, addr: Enet) -> io::Result<()> {
             receive(node, &own, &entry, &socket);
         })
     });
-    // Ends the first thread without the second one.
+    // The first thread ends with the socket if the second one could not be started.
     receiving.inspect_err(|_| node.table.remove(name))
 }
 
@@ -120,8 +120,8 @@ struct FromProgram {
 }
 
 impl FromProgram {
-    /// Binds a socket to the name `own`, and connects it to the program's: from then on it gets no
-    /// datagrams of others.
+    /// Binds a socket to the name `own`, and connects it to the program's socket. Once connected,
+    /// it receives no datagrams from others.
     fn bind(own: &str, program: &str) -> io::Result<FromProgram> {
         let socket = UnixDatagram::bind_addr(&abstract_addr(own)?)?;
         socket.connect_addr(&abstract_addr(program)?)?;
@@ -256,8 +256,8 @@ fn deliver(
     socket.send_to_addr(bytes, &abstract_addr(name)?).map(drop)
 }
 
-/// Returns a socket of this name that receives nothing: descriptors that other users send would be
-/// closed with it, which can block.
+/// Returns a socket with this name that receives nothing: descriptors that other users send would
+/// be closed together with the socket, which can block.
 fn sender(name: &str) -> io::Result<UnixDatagram> {
     let socket = UnixDatagram::unbound()?;
     socket.shutdown(Shutdown::Read)?;
@@ -291,7 +291,7 @@ mod tests {
         let socket = bound(&own);
         socket.set_read_timeout(Some(POLL_INTERVAL)).unwrap();
         setsockopt(&socket, sockopt::PassCred, &true).unwrap();
-        // As it is before it is connected.
+        // In the state before it is connected.
         let from_program = FromProgram {
             socket,
             program: name,

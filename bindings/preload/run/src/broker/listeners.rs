@@ -11,7 +11,7 @@ use std::time::Duration;
 use esp_client::{Client, EspListener, EspStream, Path};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect};
 
-use super::streams::{interface, serve_busily};
+use super::streams::{interface, serve_in_thread};
 use super::table::{Entry, enet, lock};
 use super::{Node, SLEEP};
 
@@ -81,7 +81,7 @@ fn hand_over(node: &Arc<Node>, name: &str, stream: EspStream) -> io::Result<()> 
     let entry = node.table.entry(&own)?;
     entry.set_stream(&stream);
     let socket = connected(&own, name).inspect_err(|_| node.table.remove(&own))?;
-    serve_busily(node, "accepted", &own, (entry, socket, stream));
+    serve_in_thread(node, "accepted", &own, (entry, socket, stream));
     Ok(())
 }
 

@@ -81,7 +81,7 @@ impl Node {
     /// Runs `serve` like [`Node::busy`], and passes `owned` to it.
     ///
     /// # Errors
-    /// Those of [`Node::busy`], with `owned`.
+    /// See [`Node::busy`]; the error includes `owned`.
     fn busy_with<T: Send + 'static>(
         self: &Arc<Node>,
         name: &str,
@@ -91,7 +91,7 @@ impl Node {
         let node = Arc::clone(self);
         self.busy.fetch_add(1, Ordering::SeqCst);
         let thread = thread::Builder::new().name(name.into());
-        // A thread that does not start drops what it would own.
+        // If the thread cannot be started, its closure is dropped with all values that it owns.
         let (give, given) = mpsc::channel();
         let spawned = thread.spawn(move || {
             if let Ok(owned) = given.recv() {
@@ -101,10 +101,10 @@ impl Node {
         });
         if spawned.is_err() {
             self.busy.fetch_sub(1, Ordering::SeqCst);
-            // EAGAIN would mean to a program that it can try again.
+            // EAGAIN would mean that the program can try again.
             return Err((Errno::ENOBUFS.into(), owned));
         }
-        // The thread waits for it.
+        // The thread waits for this value, so sending cannot fail.
         let _ = give.send(owned);
         Ok(())
     }
@@ -143,7 +143,7 @@ fn prepare(
     raise_limit();
     let bind = |name: &str| {
         let listener = UnixListener::bind_addr(&abstract_addr(name)?)?;
-        // Older kernels pass them: see `closer`.
+        // Older kernels do not support this: see `closer`.
         refuse_descriptors(&listener);
         io::Result::Ok(listener)
     };

@@ -265,7 +265,8 @@ pub(super) fn accept(node: &Arc<Node>, listener: &UnixListener) {
     }
 }
 
-/// Takes the connection of a program's socket; gives it back if it is none, or there is no room.
+/// Takes the connection of a program's socket. Returns it if it is not from a program's socket or
+/// there is no room.
 fn take(node: &Arc<Node>, socket: UnixStream, user: u32) -> Result<(), UnixStream> {
     let addr = socket.peer_addr().ok();
     let name = addr.as_ref().and_then(|addr| addr.as_abstract_name());
@@ -284,7 +285,7 @@ fn take(node: &Arc<Node>, socket: UnixStream, user: u32) -> Result<(), UnixStrea
             stream.abort();
             return Err(socket);
         };
-        serve_busily(node, "stream", name, (entry, socket, stream));
+        serve_in_thread(node, "stream", name, (entry, socket, stream));
         return Ok(());
     }
     if !halves.has_room(user) {
@@ -304,9 +305,9 @@ fn take(node: &Arc<Node>, socket: UnixStream, user: u32) -> Result<(), UnixStrea
     Ok(())
 }
 
-/// Copies in a thread of this name until both directions have ended, and then ends the socket
-/// called `name`. Without a thread, both sides get an error.
-pub(super) fn serve_busily(
+/// Copies in a thread named `thread` until both directions have ended, and then removes the socket
+/// `name`. If the thread cannot be started, both sides get an error.
+pub(super) fn serve_in_thread(
     node: &Arc<Node>,
     thread: &str,
     name: &str,
@@ -319,7 +320,7 @@ pub(super) fn serve_busily(
     });
     if let Err((error, (entry, _socket, stream))) = served {
         entry.set(|state| state.errno = system::errno(&error));
-        // Before the socket is closed, so that the program finds the error.
+        // Removed before the socket is closed, so that the program finds the error.
         node.table.remove(name);
         stream.abort();
     }

@@ -76,7 +76,7 @@ pub(super) fn name_of(pid: u32) -> String {
 
 /// Returns the user of the other end; `u32::MAX`, which no user has, if it is unknown.
 pub(super) fn user_of(socket: &UnixStream) -> u32 {
-    // Not by rustix, whose type excludes the process 0: one of another namespace.
+    // Not by rustix: its type excludes process 0, which stands for a process of another namespace.
     getsockopt(socket, sockopt::PeerCredentials).map_or(u32::MAX, |other| other.uid())
 }
 

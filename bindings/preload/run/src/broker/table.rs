@@ -70,8 +70,9 @@ impl Entry {
 #[derive(Default)]
 pub(super) struct Table {
     entries: Mutex<HashMap<String, Arc<Entry>>>,
-    /// Sockets that ended by an error, and when: until the program closes its socket, which the
-    /// broker does not notice for accepted streams. At most [`MAX_SOCKETS`].
+    /// Sockets that ended by an error, and the time of this. They are kept until the program closes
+    /// its socket, which the broker does not notice for accepted streams, but no more than
+    /// [`MAX_SOCKETS`].
     ended: Mutex<HashMap<String, (Instant, State)>>,
 }
 
@@ -98,7 +99,7 @@ impl Table {
 
     /// Removes a socket. If it ended by an error, its state is remembered.
     pub(super) fn remove(&self, name: &str) {
-        // Locked until the error is remembered, for which the program may ask.
+        // Locked until the error is remembered, because the program may request it at any time.
         let mut entries = lock(&self.entries);
         let Some(entry) = entries.remove(name) else {
             return;
@@ -272,6 +273,7 @@ mod tests {
         assert!(table.entry(&name(MAX_SOCKETS)).is_err() && table.check_room().is_err());
         assert!(table.entry(&name(0)).is_ok());
     }
+
     #[test]
     fn an_accepted_stream_is_kept_before_its_name_is_bound() {
         let table = Table::default();
@@ -281,6 +283,7 @@ mod tests {
         assert_eq!(table.names(), all[..1]);
         assert_eq!(entries.map(|entry| entry.is_gone()), [false, true, true]);
     }
+
     #[test]
     fn errors_are_known_until_the_program_closes_its_socket() {
         let table = Table::default();
