@@ -26,7 +26,7 @@ use crate::settings::Settings;
 /// Time within which a program must send Hello, complete a message, or read a reply.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What the daemon has when programs can connect.
+/// A started daemon, to which programs can connect.
 pub(crate) struct Opened {
     /// Held until the end.
     pub(crate) interfaces: Vec<InterfaceClaim>,

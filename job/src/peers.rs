@@ -10,7 +10,7 @@ use crate::cpus;
 use crate::modex::ModexEntry;
 use crate::places::{self, Place};
 
-/// What is known of the processes at the start.
+/// Entries and places of the job's processes, as exchanged at the start.
 pub(crate) struct Peers {
     own: ModexEntry,
     /// Entries by rank, in a large job of the processes of this node only. An error is the reason

@@ -65,7 +65,7 @@ impl Config {
     /// Checks that each time is in its range.
     fn check_times(&self) -> Result<(), Mistake> {
         let timers = &self.timers;
-        for (key, Span(value), Span(least), Span(most)) in [
+        for (key, Span(value), Span(min), Span(max)) in [
             (
                 "timers.connect_timeout",
                 timers.connect_timeout,
@@ -110,9 +110,9 @@ impl Config {
             ),
         ] {
             ensure!(
-                (least..=most).contains(&value),
+                (min..=max).contains(&value),
                 key,
-                "{value:?} is out of range: expected {least:?} to {most:?}"
+                "{value:?} is out of range: expected {min:?} to {max:?}"
             );
         }
         Ok(())
